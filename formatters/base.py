@@ -54,7 +54,7 @@ class Formatter(ABC):
         """The option whose time limit has ended the text. Set before the last deltas."""
 
     def tell(self, inner: Formatter) -> None:
-        """Pass what has been set since the beginning to a formatter that writes in the place of this one."""
+        """Copy the counters to a wrapped formatter."""
         inner.prompt_tokens, inner.cached_tokens, inner.truncated = (
             self.prompt_tokens,
             self.cached_tokens,

@@ -1,6 +1,6 @@
 """Keeps secrets out of logs, messages and the settings of the engine process.
 
-Names that look like those of secrets are known. `LMI_REDACTED_KEYS` in the environment adds others, as patterns.
+Names that look like secrets (KEY, TOKEN, ..) are redacted by default. `LMI_REDACTED_KEYS` adds others, as patterns.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Call:
 
     @property
     def input(self) -> Input:
-        """What the function is called with."""
+        """The arguments of the function."""
         inputs = [Input(item.properties, item.parts, self._name) for item in self._batch.invocations]
         return Input.of_batch(inputs) if self._batch.dynamic else inputs[0]
 

@@ -9,7 +9,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def input_formatter(function: Function) -> Function:
-    """Mark the function that turns request bodies into what the server reads."""
+    """Mark the function that parses request bodies."""
     function.is_input_formatter = True  # type: ignore[attr-defined]  # LMI's name
     return function
 

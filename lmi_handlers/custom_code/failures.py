@@ -1,4 +1,4 @@
-"""What went wrong in a model's own code, with the author's frames only."""
+"""Failures of a model's own code, with the author's frames only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 class MustBeReplaced(SystemExit):
-    """A task of ours can answer nothing more in this process. What a model's code raises never ends the process."""
+    """The process can answer nothing more: one of our own tasks failed. No error of a model's code does this."""
 
 
 def load_error(error: BaseException, code: CustomCode) -> LoadError:

@@ -1,4 +1,4 @@
-"""What `handle` gets: `djl_python.Input`, with the methods that LMI documents."""
+"""The argument of `handle`: `djl_python.Input`, with the methods that LMI documents."""
 
 from __future__ import annotations
 

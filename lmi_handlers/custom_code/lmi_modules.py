@@ -140,7 +140,7 @@ REFUSED: dict[str, str] = {
     "sagemaker_sklearn_container": _TOOLKIT,
     "ts": f"TorchServe's {_OTHER_SERVER}",
 }
-"""What LMI and other servers have besides, and what to use in its place. A package stands for its modules, too."""
+"""Names of LMI and other servers that are not provided, with a replacement for each. A package covers its modules."""
 
 _REPLACED = "djl_python"
 """LMI's package is always ours, because `Input` and `Output` must be. Others are ours unless they are installed."""
@@ -148,7 +148,7 @@ _REPLACED = "djl_python"
 _HERE = __package__
 
 _PATH = str(Path(__file__).parent / "compat")
-"""Has packages that call `provide`: a process that a handler spawns gets its `sys.path`, but not its finders."""
+"""Packages here call `provide`: a process that a handler spawns inherits `sys.path`, but not the finders."""
 
 _ROOT = os.path.realpath(Path(__file__).parents[2])
 """The folder on `sys.path` with the server's packages."""

@@ -1,4 +1,4 @@
-"""What `handle` returns: `djl_python.Output`, with the methods that LMI documents."""
+"""The result of `handle`: `djl_python.Output`, with the methods that LMI documents."""
 
 from __future__ import annotations
 

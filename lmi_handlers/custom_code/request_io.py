@@ -144,7 +144,7 @@ class TextInput(RequestInput):
 
 @dataclass
 class RequestOutput:
-    """What has been generated for a request so far."""
+    """The output of a request so far."""
 
     request_id: int
     input: RequestInput
@@ -153,7 +153,7 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """What has been generated of each sequence so far. The best sequence is only known once all are complete."""
+    """The output of each sequence so far. The best sequence is only known once all are complete."""
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
     best_sequence_index: int = 0

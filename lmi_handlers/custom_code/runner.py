@@ -41,7 +41,7 @@ _OVERDUE = 2.0
 """Seconds after which a process that should have said that its code hangs is assumed to hang itself."""
 
 _LINGER = 0.5
-"""Seconds after a process's end in which what it has sent may still arrive, and the other way round."""
+"""Seconds to wait for the last messages after a process's end, and for its end after them."""
 
 _GRACE = 1.0
 """Seconds in which a call that is late, and was told to end, must end."""
@@ -64,7 +64,7 @@ class CodeError(Exception):
 
 
 class _Answer:
-    """What a process has sent to answer a job. `ended` is done once it has ended the answer, or has ended itself."""
+    """The answer of a process to a job so far. `ended` is done once it has ended the answer, or has ended itself."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -17,8 +17,7 @@ _Seen = dict[str, tuple[int, int]]
 class Sources:
     """The Python files in a folder and the folders in it, and serving.properties.
 
-    They are looked at, because a library that the system notifies would need a binary wheel and does not see all file
-    systems.
+    Polled: file-system notifications need a compiled library and do not work on every file system.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Companion:
     """Starts the process, and starts it again whenever it ends: with back-off if it could not load the files.
 
-    `give_up` is called if the first one could not. It has said why itself, unless it crashed.
+    `give_up` is called if the first one could not. The process logs the reason unless it crashes.
     """
 
     def __init__(self, settings: EngineSettings, give_up: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class Companion:
         self._thread = threading.Thread(target=self._run, name="companion", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that does it."""
+        """Start the thread."""
         self._thread.start()
 
     @property

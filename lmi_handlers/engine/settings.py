@@ -60,8 +60,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     def environ(self) -> dict[str, str]:
         """The environment variables of this replica's engine.
 
-        What an engine starts with multiprocessing must not look for modules in the working directory either, which may be
-        a model's folder. A model's own code may start scripts that rely on it.
+        Processes that an engine starts must not import from the working directory either: it may be a model's folder.
+        A model's own code may start scripts that rely on it.
         """
         gpus = self.replicas[self.replica]
         safe = {"PYTHONSAFEPATH": "1"} if self.custom_code is None else {}  # Python 3.11 and later

@@ -37,8 +37,8 @@ class ModelCache:
     def use(self, key: str, fill: Callable[[Path], Path], wait: Callable[[int], None]) -> Iterator[Path]:
         """Yield the entry's folder, which is not deleted or changed until the block ends.
 
-        If there is none, `fill` gets a folder of its own, which may hold what an earlier call has left, and returns the
-        folder in it that becomes the entry. Only one process fills an entry. The others wait, and call `wait` again and
+        If the entry is missing, `fill` is called with a partial folder, which may hold files of an interrupted call. It
+        returns the folder to publish. Only one process fills an entry. The others wait, and call `wait` again and
         again with the bytes that it has written so far.
         """
         folder, partial = self._folder / key, self._folder / f"{key}{_PARTIAL}"

@@ -172,7 +172,7 @@ class Download:
 
 
 class _Known(BaseSubscriber):
-    """Tells the transfer manager what the listing has told (the CRT client asks by itself), and counts what arrives."""
+    """Passes size and ETag from the listing to the transfer manager (the CRT client looks them up), and counts bytes."""
 
     def __init__(self, item: S3Object, add: Callable[[int], None]) -> None:
         self.arrived = 0

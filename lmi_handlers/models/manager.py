@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How a model is to be loaded. It takes about `memory` bytes, of which `free()` are free; None if unknown."""
+    """A plan for loading a model. It takes about `memory` bytes, of which `free()` are free; None if unknown."""
 
     engine: EngineSettings
     memory: int
@@ -245,7 +245,7 @@ class Manager:
     def _start(self, slot: Slot) -> None:
         """Start the engines that have been prepared, and wait until they serve. The caller holds `changing`.
 
-        Raises the error for which that failed.
+        Raises the cause if that fails.
         """
         slot.check_wanted()
         processes = slot.processes

@@ -1,4 +1,4 @@
-"""How much memory a model takes, as far as its files and options say."""
+"""Estimates a model's memory from its files and options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.model_files.needed import weight_bytes
 
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".h5", ".ckpt", ".msgpack", ".engine")
-"""What a model's own code may load. Engines and tasks read one format."""
+"""Files that a model's own code may load. Engines and tasks read one format."""
 
 
 def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:

@@ -1,4 +1,4 @@
-"""What web workers ask of the manager of models, over its Unix socket. Each connection has one command and one answer."""
+"""Commands of web workers to the manager of models, over its Unix socket. Each connection has one command and one answer."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Slots:
         self._missed = False
 
     def all(self) -> list[Slot]:
-        """Return the models of this moment."""
+        """Return a snapshot of the models."""
         with self.lock:
             return list(self._by_name.values())
 

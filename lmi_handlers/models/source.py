@@ -1,4 +1,4 @@
-"""Where models come from: sub-directories of the model store, archives in it, and S3."""
+"""Sources of models: sub-directories of the model store, archives in it, and S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the application is built with: `serve run lmi_handlers.ray:app model_dir=/models/llama replicas=2`."""
+"""Arguments of the application: `serve run lmi_handlers.ray:app model_dir=/models/llama replicas=2`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Arguments(BaseModel):
 
     @property
     def most_replicas(self) -> int:
-        """How many replicas there may be."""
+        """The allowed number of replicas."""
         return self.max_replicas or self.replicas or 1
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""How many replicas are needed. Ray's controller calls `Policy` ten times per second.
+"""Computes the number of replicas. Ray's controller calls `Policy` ten times per second.
 
 As many replicas are needed as run all sequences that are there at once, those that wait included, when each fills
 `target_usage` of its batch and of its KV cache. Ray adds the delays and the bounds.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RUNNING, WAITING, KV_CACHE_USAGE = "lmi_running", "lmi_waiting", "lmi_kv_cache_usage"
-"""What replicas record, besides Ray's own number of requests."""
+"""Values that replicas record, besides Ray's own number of requests."""
 
 _OLDEST_SECONDS = 30.0
 """A replica that has recorded nothing for longer may be hanging: nothing is known about it."""

@@ -13,7 +13,7 @@ _CONNECTIONS = 4096
 _FILES_PER_CONNECTION = 2
 
 _MORE_SECONDS = 10
-"""How much longer HAProxy waits than the server, which ends a request at its deadline itself."""
+"""Seconds that HAProxy waits longer than the server, which ends a request at its deadline itself."""
 
 _NODE = {
     "RAY_worker_niceness": "0",
@@ -51,7 +51,7 @@ def ray_environ(predict_timeout: int) -> dict[str, str]:
 
 
 def node_environ() -> dict[str, str]:
-    """Return what Ray is started with on each machine, besides.
+    """Return further environment variables for Ray on each node.
 
     Ray's own niceness of 15 is one for batch jobs: beside two busy processes, a replica would wait for most of the time.
     A busy machine takes longer than Ray's 30 and 60 s to start Ray's own processes and its workers.

@@ -1,4 +1,4 @@
-"""What a request passes before Ray sees it, in the process of the replica: Ray's own code would not stand all of them.
+"""Checks requests in the replica's process before Ray's own code sees them, which some would break.
 
 * Ray answers a WebSocket with status 500, and leaves it open.
 * Ray decodes some headers as UTF-8, and answers others with status 500. So they become UTF-8.
@@ -45,7 +45,7 @@ class Gate:
 
 
 class ReadAhead:
-    """The messages of a request, as Ray receives them. It waits for them while too much has not been taken."""
+    """The messages of a request, as Ray receives them. Blocks while too many received bytes are unread."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

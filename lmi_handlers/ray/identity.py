@@ -1,4 +1,4 @@
-"""Which replica this is, and on which node: the labels of its metrics, and the fields of its log."""
+"""Names this replica and its node: the labels of its metrics, and the fields of its log."""
 
 from __future__ import annotations
 

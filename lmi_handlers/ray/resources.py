@@ -1,4 +1,4 @@
-"""What Ray is asked for: the resources of a replica, and how many requests it gets at once."""
+"""Requirements of a replica: its resources, and the number of its concurrent requests."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _share_of_cores(cores: Sequence[float], replicas: int) -> float:
 def max_ongoing_requests(configuration: Configuration) -> int:
     """Return how many requests a replica may have at once.
 
-    They are more than fit into its batch and its queue, so that its server decides which ones it rejects.
+    More than its batch and queue hold, so that the server itself rejects the excess.
     """
     properties = configuration.properties
     batch = properties.max_rolling_batch_size or _LARGEST_DEFAULT

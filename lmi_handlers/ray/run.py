@@ -38,7 +38,7 @@ _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.NOT_STARTED)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says. `address` is None for a cluster of this machine only."""
+    """The command line. `address` is None for a cluster of this machine only."""
 
     address: str | None
     host: str

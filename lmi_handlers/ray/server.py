@@ -27,7 +27,7 @@ _END_SECONDS = 30.0
 """The server itself takes up to 27 seconds: it lets its requests finish."""
 
 HOST = "localhost"
-"""What stands for the server in URLs: it listens on a Unix socket."""
+"""A placeholder for the host in URLs: the server listens on a Unix socket."""
 
 
 class ServerEnded(Exception):
@@ -39,7 +39,7 @@ class NotReady(Exception):
 
 
 class ReplicaServer:
-    """Starts the server, and ends it. Nothing here waits for longer than it says."""
+    """Starts and stops the server. Every wait has a timeout."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="lmi-ray-"))

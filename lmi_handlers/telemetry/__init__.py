@@ -1,1 +1,1 @@
-"""What the server tells others about itself: CloudWatch metrics as log lines, OpenTelemetry metrics and traces."""
+"""Telemetry: CloudWatch metrics as log lines, OpenTelemetry metrics and traces."""

@@ -68,7 +68,7 @@ class EmfLines:
 
 
 def _metrics(interval: Interval) -> Iterator[tuple[str, str, float]]:
-    """Yield names, units and values. Latencies are left out if there were none, and so are single statuses."""
+    """Yield names, units and values. Omits latencies without observations and statuses without responses."""
     for name, counter in _COUNTERS.items():
         yield name, "Count", interval.growth(counter)
     responses = interval.growth_by_label(catalogue.RESPONSES)

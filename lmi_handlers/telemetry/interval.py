@@ -1,4 +1,4 @@
-"""What has happened between two readings of the metrics."""
+"""Changes between two readings of the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published, and where. Read from the environment, like everything that is the same for all models.
+"""Destinations of telemetry. Read from the environment, like everything that is the same for all models.
 
 OpenTelemetry's variables have their standard meanings, and its SDK reads those that are not read here.
 Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/

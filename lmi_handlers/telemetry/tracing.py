@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def worker_traces() -> Traces | None:
-    """Return what records this web worker's traces, None if there are to be none.
+    """Return this web worker's trace recorder, or None if tracing is off.
 
     Its thread would not survive a fork, and gevent must have patched the worker before: never call it in the arbiter.
     """

@@ -62,7 +62,7 @@ class SequenceText:
     def feed(self, output: TokenOutput) -> TextDelta:
         """Return what `output` adds.
 
-        After the last delta that is nothing: the engine may run on until it is aborted.
+        Returns an empty delta after the last one: the engine may still produce tokens until the abort arrives.
         """
         if self.finish_reason is not None:
             return TextDelta(index=self.index)

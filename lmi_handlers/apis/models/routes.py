@@ -121,7 +121,7 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
     engines = (
         Parameter(name="min_worker", place="query", type="integer", description="Engines. 0 puts the model to sleep."),
-        Parameter(name="max_worker", place="query", type="integer", description="As `min_worker`, or not at all."),
+        Parameter(name="max_worker", place="query", type="integer", description="Must equal `min_worker` if given."),
     )
     scheduled = Failure(
         status=202,

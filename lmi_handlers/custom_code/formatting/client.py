@@ -122,7 +122,7 @@ class FormatterClient:
         return self._scripts
 
     def begin(self, calls: Calls) -> int:
-        """Return a new number, whose replies `calls` gets."""
+        """Return a new number. Its replies go to `calls`."""
         number = next(self._numbers)
         self._calls[number] = calls
         return number

@@ -2,7 +2,7 @@
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker has
 one connection, and chooses a `number` for each request. `FormatInput`, `Tokens` and `Records` are answered in order, by
-`Formatted` or `Failed`. After `Failed`, the process knows nothing of the number any more.
+`Formatted` or `Failed`. After `Failed`, the process forgets the number.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Script(msgspec.Struct, frozen=True, array_like=True):
-    """What a file formats. `tokens` formatters get tokens, `response` ones OpenAI's objects, `dict` ones LMI's dicts."""
+    """The formatters of a file. `tokens` formatters get tokens, `response` ones OpenAI's objects, `dict` ones LMI's dicts."""
 
     input: bool
     output: Literal["tokens", "response", "dict"] | None

@@ -65,7 +65,7 @@ class Worker:
         self._frames: list[bytes] = []
 
     def start(self, serving: Serving) -> None:
-        """Tell the web worker what there is, and receive its messages from now on."""
+        """Send `Serving`, then start reading the worker's messages."""
         self.reply(serving)
         self.flush()
         threading.Thread(target=self._read, daemon=True).start()

@@ -30,7 +30,7 @@ class InputKind(enum.Enum):
 
 
 class OutputKind(enum.Enum):
-    """How an output formatter is called.
+    """The signature of an output formatter.
 
     LEGACY: `f(token, first_token, last_token, details, generated_text, request_id)` for each token. OUTPUT:
     `f(request_output: RequestOutput)` for each token. RESPONSE: `f(response)` with OpenAI's objects. DICT:
@@ -73,7 +73,7 @@ def output_kind(function: Callable[..., Any]) -> OutputKind:
 
 
 INPUT_KEYWORDS = ("tokenizer", "configs", "is_rolling_batch")
-"""What an input formatter may ask for by name."""
+"""Arguments that an input formatter may request by name."""
 
 
 def accepted(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _required(parameters: dict[str, inspect.Parameter]) -> int:
 
 
 def _unknown(parameters: dict[str, inspect.Parameter], known: tuple[str, ...]) -> bool:
-    """Tell whether there is a required keyword that is none of the known ones."""
+    """Tell whether a required keyword is unknown."""
     return any(
         parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty and name not in known
         for name, parameter in parameters.items()

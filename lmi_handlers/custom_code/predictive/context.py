@@ -52,7 +52,7 @@ class RequestProcessor:
 
 
 class Context:
-    """What a function may know about the model and, while a request is answered, about that request."""
+    """Facts about the model and, while a request is answered, about that request."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         """Make the context of a process. `properties` are those of the first call."""

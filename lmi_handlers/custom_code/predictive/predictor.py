@@ -54,7 +54,7 @@ class Predictor:
         return self._answer(inputs, self._context)
 
     def _answer(self, inputs: Input, context: Context) -> Output:
-        """Answer a request. An error of the toolkit's kind is an answer with its status."""
+        """Answer a request. An exception of the toolkit's own class becomes a response with its status."""
         processor = context.begin(inputs.get_properties())
         accept = inputs.get_property("accept") or ANY
         if ANY in accepted(accept):

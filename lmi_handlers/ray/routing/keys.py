@@ -1,4 +1,4 @@
-"""What requests have in common that one replica should answer: the model or adapter, the salt, and the prompt's beginning.
+"""Keys of requests that one replica should answer: the model or adapter, the salt, and the prompt's beginning.
 
 A key is only a hint, so bodies are not parsed: their first bytes are searched. A wrong key costs a cache, not an answer.
 """
@@ -11,10 +11,10 @@ from typing import Literal
 from urllib.parse import parse_qs
 
 By = Literal["least", "model", "prefix"]
-"""What requests are routed by: nothing, the model or adapter, or that and the beginning of the prompt."""
+"""The basis of routing: nothing, the model or adapter, or that and the beginning of the prompt."""
 
 HEAD = 8192
-"""How many bytes of a body are searched."""
+"""Number of bytes of a body that are searched."""
 
 _PREFIX = 1024
 """Prompts that begin with as many equal bytes have the same key; shorter ones have none."""

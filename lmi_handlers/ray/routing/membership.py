@@ -1,4 +1,4 @@
-"""A replica's place among the others: it reports how busy it is, and hears of them, twice per second."""
+"""Exchanges load reports with the other replicas, twice per second."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Membership:
     async def exchange(self) -> bool:
         """Report, and return whether all replicas are known now. Logs failures. Requests may wait for this.
 
-        Whoever calls while others wait shares their exchange, and there is a pause between two.
+        Concurrent callers share one exchange. Exchanges are at least a pause apart.
         """
         called = time.monotonic()
         async with self._exchanging:

@@ -50,7 +50,7 @@ _NOT_HERE = "this replica is not the one that the request was passed on to"
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """How requests are routed. `model` is the name of the only model, which says nothing about a request."""
+    """Settings of routing. `model` is the name of the only model, which says nothing about a request."""
 
     by: By = "least"
     model: str = ""
@@ -81,7 +81,7 @@ class Router:
 
     @property
     def head(self) -> int:
-        """How many bytes of a body say where its request goes."""
+        """Number of bytes at the beginning of a body that decide its route."""
         return 0 if self._routing.by == "least" else HEAD
 
     @property

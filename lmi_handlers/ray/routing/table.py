@@ -13,7 +13,7 @@ _MOST_KNOWN = 4096
 
 
 class Table:
-    """What replica `name` knows of all. Reports are up to a second old, so requests it has passed on since count, too."""
+    """The view of replica `name`. Reports are up to a second old, so requests it has passed on since count, too."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""One call of an AWS API, and whether AWS's own description of that API allows it."""
+"""An AWS API call, validated against botocore's service model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the call is about, for messages."""
+        """The resource that the call concerns, for messages."""
         names = (*_SUBJECTS, *(name for name in self.parameters if name.endswith("Name")))
         return next((str(self.parameters[name]) for name in names if name in self.parameters), "")
 

@@ -18,7 +18,7 @@ class Refused(Exception):
 
     @property
     def is_missing(self) -> bool:
-        """What was asked for does not exist. SageMaker has no error code for that."""
+        """The resource does not exist. SageMaker has no error code for that."""
         return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
 
     @property

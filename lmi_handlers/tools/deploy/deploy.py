@@ -36,7 +36,7 @@ from lmi_handlers.tools.deploy.upload import Upload, missing, plan_upload
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with a deployment: the options of the command line that say nothing about the endpoint itself."""
+    """Options of the command line that do not describe the endpoint itself."""
 
     model_dir: Path | None
     upload_to: str | None

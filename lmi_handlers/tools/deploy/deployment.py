@@ -1,4 +1,4 @@
-"""What to deploy: the options of `lmi deploy`."""
+"""A deployment: the options of `lmi deploy`."""
 
 from __future__ import annotations
 

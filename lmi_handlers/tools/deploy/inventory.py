@@ -1,4 +1,4 @@
-"""What exists of a deployment on AWS: what carries its tag, and what belongs to its endpoint."""
+"""The resources of a deployment on AWS: those with its tag, and those of its endpoint."""
 
 from __future__ import annotations
 

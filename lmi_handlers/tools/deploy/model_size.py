@@ -1,4 +1,4 @@
-"""How much memory a model takes, from its files: weights, and the KV cache of the requests that are to run at a time."""
+"""Memory requirements of a model, from its files: weights, and the KV cache of concurrent requests."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _CONTEXT = {
     "iam:PassRole": ("iam:PassedToService", "sagemaker.amazonaws.com"),
     "iam:CreateServiceLinkedRole": ("iam:AWSServiceName", "sagemaker.application-autoscaling.amazonaws.com"),
 }
-"""What the condition keys of policies that allow these have in our calls: AWS's own policies name the service."""
+"""Values of the condition keys for these actions in our calls: AWS's own policies name the service."""
 
 _LOGS_AND_METRICS = (
     "cloudwatch:PutMetricData",
@@ -72,7 +72,7 @@ _ALL: tuple[str, ...] = ("*",)
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """What whoever runs `lmi deploy` and `lmi undeploy` needs, and the role that the endpoint runs with."""
+    """Permissions of the user of `lmi deploy` and `lmi undeploy`, and of the endpoint's role."""
 
     caller: Actions
     role: Actions

@@ -23,7 +23,7 @@ _INVERSE = {
         ("ServiceNamespace", "ResourceId", "ScalableDimension"),
     ),
 }
-"""What takes a call back, and which of its parameters that needs. A policy goes with its target."""
+"""The call that reverts another, and the parameters that it needs. A policy goes with its target."""
 
 IN_SERVICE = "InService"
 FAILED = ("Failed", "OutOfService", "UpdateRollbackFailed")
@@ -105,7 +105,7 @@ def _is_done(aws: Aws, call: Call) -> bool:
 
 
 def _is_registered(aws: Aws, call: Call) -> bool:
-    """Tell whether the target scales already, so that registering it changes it."""
+    """Tell whether the target is registered already. Registering it again changes it."""
     named = {"ServiceNamespace": call.parameters["ServiceNamespace"], "ResourceIds": [call.parameters["ResourceId"]]}
     return bool(aws(Call(call.service, "describe_scalable_targets", named))["ScalableTargets"])
 

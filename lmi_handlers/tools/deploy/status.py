@@ -1,4 +1,4 @@
-"""What a deployment looks like right now."""
+"""The current state of a deployment."""
 
 from __future__ import annotations
 
