@@ -267,6 +267,12 @@ def test_calls_are_valid_for_every_combination_of_options(arguments: list[str]) 
             ("--model-data", "s3://bucket/x", "--async-output", "bucket/x", "--autoscale", "backlog"),
             ["bucket/x is not an S3 URL"],
         ),
+        (
+            ("--model-data", "s3://bucket/x", "--region", "eu-west-1"),
+            [
+                f"--image {IMAGE} is in us-east-1, and the endpoint in eu-west-1: SageMaker needs an image in the endpoint's"
+            ],
+        ),
         (("--model-dir", "/nonexistent", "--upload-to", "s3://bucket/x"), ["/nonexistent does not exist"]),
         (("--model-data", "s3://bucket/x", "--startup-timeout", "3601"), ["3601 is not in the range 60<=x<=3600"]),
         (

@@ -157,3 +157,18 @@ def test_the_installed_server_serves_the_console_and_the_apis(installed: Environ
     assert files == static_files()
     assert apis.status_code == 200
     assert "generated_text" in answer.json()
+
+
+def test_make_refuses_the_pythons_that_the_distribution_refuses() -> None:
+    """The Makefile says so at once, where pip would look for older dependencies first."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    [code] = re.findall(r"^CHECK_PYTHON := (.*)$", makefile, re.MULTILINE)
+    [major, minor] = re.findall(
+        r'^requires-python = ">=(\d+)\.(\d+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )[0]
+    lowest = int(major), int(minor)
+    for version in (lowest, (3, lowest[1] - 1), (3, 14)):
+        command = [sys.executable, "-c", f"import sys; sys.version_info = {version}; {code}"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        named = f"Python {version[0]}.{version[1]} is too old: choose {major}.{minor} or later with PYTHON="
+        assert (ended.returncode, ended.stderr.startswith(named)) == ((1, True) if version < lowest else (0, False))

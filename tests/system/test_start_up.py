@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -632,6 +634,47 @@ def test_a_hub_that_does_not_answer_is_one_warning(tmp_path: Path, monkeypatch: 
     assert (ended.returncode, ended.stderr) == (0, "")
     warning = ended.stdout.splitlines()[1]
     assert warning.startswith(f"  some/model must be downloaded, and {os.environ['HF_ENDPOINT']} does not answer: ")
+
+
+class RefusingHub(BaseHTTPRequestHandler):
+    """A hub that refuses every file, with a status and a code of the hub's."""
+
+    status, code = 401, "RepoNotFound"
+
+    def do_HEAD(self) -> None:
+        self.send_response(self.status)
+        self.send_header("X-Error-Code", self.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (401, "RepoNotFound", "option.model_id: some/model is not on the Hugging Face hub, or private (HF_TOKEN)"),
+        (401, "GatedRepo", "option.model_id: some/model is gated; set HF_TOKEN to a token that may read it"),
+        (403, "GatedRepo", "option.model_id: some/model is gated; set HF_TOKEN to a token that may read it"),
+        (404, "RepoNotFound", "option.model_id: some/model is not on the Hugging Face hub, or private (HF_TOKEN)"),
+        (404, "RevisionNotFound", "option.revision: some/model has no revision v9"),
+        (404, "EntryNotFound", ""),
+    ],
+)
+def test_what_the_hub_refuses_is_one_error(tmp_path: Path, status: int, code: str, error: str) -> None:
+    """A process of its own, because the hub's library reads its variables once."""
+    text = "option.rolling_batch=echo\noption.model_id=some/model\noption.revision=v9\n"
+    directory = write(tmp_path / "m", {"serving.properties": text})
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (RefusingHub,), {"status": status, "code": code})) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        endpoint = {
+            "HF_HUB_OFFLINE": "0",
+            "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+            "NO_PROXY": "127.0.0.1",
+        }
+        command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **endpoint})
+        hub.shutdown()
+    assert ended.stderr == (f"lmi: error: {error}\n" if error else "")
+    assert ended.returncode == (1 if error else 0)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ class Aws:
 
         self._session = aws_session(region)
 
+    @property
+    def region(self) -> str | None:
+        """The region, None if there is none."""
+        region: str | None = self._session.region_name
+        return region
+
     @functools.cache  # noqa: B019  lives as long as the process
     def client(self, service: str) -> Any:
         """Return boto3's client. Raises `Refused` if there is no region, for example."""

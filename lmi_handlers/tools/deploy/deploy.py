@@ -18,7 +18,7 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import Call, as_printed, mistakes
 from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.autoscaling import queue_environment
-from lmi_handlers.tools.deploy.deployment import Deployment, s3_url
+from lmi_handlers.tools.deploy.deployment import Deployment, check_image_region, s3_url
 from lmi_handlers.tools.deploy.inventory import (
     Inventory,
     is_ours,
@@ -63,6 +63,7 @@ def deploy(options: Mapping[str, Any], how: Run) -> None:
         _tell_permissions(deployment, calls, check_role=how.check_role)
         return
     aws = Aws(deployment.region)
+    check_image_region(deployment.image, aws.region)
     existing = _existing(aws, deployment, take_inventory(aws, deployment.name), updates=how.update)
     calls = list(plan(deployment, existing))
     _check([*uploads, *calls])

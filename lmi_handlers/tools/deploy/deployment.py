@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `ConfigError` for options that contradict each other."""
         if problems := _contradictions(self):
             raise ConfigError("\n".join(problems))
+        check_image_region(self.image, self.region)
 
     @property
     def makes_model(self) -> bool:
@@ -158,6 +160,19 @@ def _contradictions(given: Deployment) -> list[str]:
         ),
     }
     return [problem for problem, is_found in found.items() if is_found]
+
+
+def check_image_region(image: str | None, region: str | None) -> None:
+    """Raise `ConfigError` if the image is in another region than the endpoint: SageMaker does not pull it from there."""
+    found = _ECR.match(image or "")
+    if found and region is not None and found["region"] != region:
+        raise ConfigError(
+            f"--image {image} is in {found['region']}, and the endpoint in {region}: SageMaker needs an image in the "
+            f"endpoint's region; push it to Amazon ECR in {region}, or use --region {found['region']}"
+        )
+
+
+_ECR = re.compile(r"\d{12}\.dkr\.ecr(-fips)?\.(?P<region>[a-z\d-]+)\.amazonaws\.com")
 
 
 def model_data_source(url: S3Url) -> dict[str, Any]:
