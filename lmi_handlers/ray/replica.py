@@ -19,6 +19,7 @@ from lmi_handlers.ray.routing.membership import Membership
 from lmi_handlers.ray.routing.router import Router, Routing, is_behind_haproxy
 from lmi_handlers.ray.routing.table import Table
 from lmi_handlers.ray.server import NotReady, ReplicaServer
+from lmi_handlers.workers.process import describe
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Replica:
         HAProxy sends a request that cannot connect to another replica. Ray's health checks would take some seconds.
         """
         status = await self._server.wait_ended()
-        logger.error("the server of this replica has ended with status %s", status)
+        logger.error("the server of this replica has ended with %s", describe(status))
         self._server.remove_files()
         os._exit(1)
 

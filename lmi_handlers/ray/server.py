@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from lmi_handlers.workers.process import KeptProcess, ProcessStays
+from lmi_handlers.workers.process import KeptProcess, ProcessStays, describe
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
@@ -81,7 +81,7 @@ class ReplicaServer:
     async def check(self) -> None:
         """Ask `/ping`. Raises `NotReady` or `ServerEnded`."""
         if (status := self._process.poll()) is not None:
-            raise ServerEnded(f"the server has ended with status {status}; its log says why")
+            raise ServerEnded(f"the server has ended with {describe(status)}; its log says why")
         try:
             limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
             async with self.session.get(f"http://{HOST}/ping", timeout=limit) as answer:

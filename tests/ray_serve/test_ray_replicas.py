@@ -279,7 +279,7 @@ def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server
         whole += data.endswith(b"\r\n0\r\n\r\n")
         assert data.endswith(b"\r\n0\r\n\r\n") == (b'"generated_text"' in data)  # nobody takes a part for the whole
     assert 0 < whole < len(socks)
-    assert logged(on_ray, "the server of this replica has ended with status -9")
+    assert logged(on_ray, "the server of this replica has ended with SIGKILL")
     wait_for_replicas(on_ray, 2)
     wait_until(lambda: len(replicas_on_page(on_ray) & before) == 1, on_ray)
     wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
