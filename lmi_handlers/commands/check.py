@@ -57,7 +57,8 @@ def check(environ: Mapping[str, str], flags: Collection[str], *, show_all: bool,
     if configuration is None:
         _check_model(environ, server, show_all=show_all, runs_code=runs_code)
         return
-    show(server)
+    if server:
+        show(server)
     store, has_failed = configuration.store, False
     try:
         models = [*models_in(store)]

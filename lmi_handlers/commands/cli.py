@@ -40,7 +40,9 @@ def serve(**given: object) -> None:
 
 @main.command("check")
 @settings_options("--model-dir", "--model-store", "--host", "--port")
-@click.option("--all", "show_all", is_flag=True, help="Also print the options that are not set, with their defaults.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Also print the options and settings that are not set, with their defaults."
+)
 @click.option(
     "--no-code",
     is_flag=True,
@@ -58,9 +60,9 @@ def check_command(*, show_all: bool, no_code: bool, source: tuple[str, str] | No
 
     A model's own code (model.py) is imported and called once without content, in a process of its own.
 
-    Prints warnings first, then each option that is set, with its value, its source and what reads it. Exits with status 1
-    if `lmi serve` would not start, or if an option is unknown. A port that is in use only causes a warning, because the
-    server that uses it may be the one that is checked.
+    Prints warnings first, then each option that is set, with its value, its source and what reads it, and the settings of
+    the server. Exits with status 1 if `lmi serve` would not start, or if an option is unknown. A port that is in use only
+    causes a warning, because the server that uses it may be the one that is checked.
 
     Examples: lmi check --model-dir ./model, lmi check --from vllm 'vllm serve Qwen/Qwen3-8B -tp 2'
     """
