@@ -97,7 +97,7 @@ class Paging(msgspec.Struct):
 def paging(entries: str) -> tuple[Parameter, Parameter]:
     """Describe the query parameters of a list of `entries`."""
     return (
-        Parameter(name="limit", place="query", type="integer", description=f"The most {entries} per page."),
+        Parameter(name="limit", place="query", type="integer", description=f"Maximum number of {entries} per page."),
         Parameter(
             name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
         ),

@@ -148,7 +148,7 @@ class AdapterManager:
                 self._unload(message)
         except Exception as error:
             if not isinstance(error, LMIError):
-                logger.exception("an adapter cannot be changed")
+                logger.exception("adapter change failed")
                 error = RequestFailed(f"{type(error).__name__}: {error}")
             extra = {"adapter": message.name[:128], "cause": str(error)}
             logger.warning("adapter not loaded" if loads else "adapter not unloaded", extra=extra)

@@ -104,7 +104,7 @@ class Membership:
     def _lost(self, error: BaseException) -> None:
         self._actor = None  # Ray starts another one
         if not self._is_lost:
-            logger.warning("requests are routed by what was known before: %s", error)
+            logger.warning("using the last known routing table: %s", error)
         self._is_lost = True
 
     @property
