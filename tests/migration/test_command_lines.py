@@ -201,7 +201,7 @@ def assert_agreement(tmp_path: Path, files: dict[str, str]) -> None:
     with log.open("wb") as output:
         server = subprocess.Popen(arguments, stdout=output, stderr=output, env=ENVIRON, cwd=tmp_path)
     try:
-        wait_until(lambda: server.poll() is not None or "engine ready" in log.read_text())
+        wait_until(lambda: server.poll() is not None or "engine ready" in log.read_text(), timeout=240)
         said, errors = log.read_text(), errors_in(checked.stderr)
         assert errors_in(said) == errors
         assert (server.poll() is None) == (errors == []), said
