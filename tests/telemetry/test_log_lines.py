@@ -17,8 +17,8 @@ LEVELS = {
     "critical": "critical",
 }
 VARIABLES = {
-    "told": "only this machine … can connect …`, `other machines can connect …`, "
-    "`whoever may open the Unix socket can connect …",
+    "who_can_connect(addresses, has_key=has_key, no_console=no_console)": "only this machine … can connect …`, "
+    "`other machines can connect …`, `whoever may open the Unix socket can connect …",
     "excess": "option.kv_cache_memory_bytes=… is … bytes, but only … bytes of memory are free: "
     "the engine may be killed when it uses them",
     "bundle.warning": "the GGUF file …: text is split as for GPT-2, so some of it may become other tokens than in training",
