@@ -28,6 +28,7 @@ ANSWERS: Mapping[Any, object] = {
         data=[responses.ScoreData(0, "score", 0.9182)],
         usage=responses.ScoreUsage(18, 18, 0, None),
     ),
+    responses.VllmTokenizeResponse: responses.VllmTokenizeResponse(2, 8192, [72, 105], None),
     responses.DetokenizeResponse: responses.DetokenizeResponse("What is Deep Learning?"),
 }
 """By type."""

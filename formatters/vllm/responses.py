@@ -69,6 +69,15 @@ class ScoreResponse(Response):
     usage: ScoreUsage
 
 
+class VllmTokenizeResponse(Response):
+    """The token ids of a prompt. `token_strs` are the vocabulary's names of the tokens, null unless asked for."""
+
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
 class DetokenizeResponse(Response):
     """The text of tokens."""
 

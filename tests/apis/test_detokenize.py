@@ -1,4 +1,4 @@
-"""vLLM's `/detokenize`: the text of token ids."""
+"""vLLM's bodies of `/tokenize`, and its `/detokenize`: the text of token ids."""
 
 from __future__ import annotations
 
@@ -39,3 +39,45 @@ def test_wrong_tokens_are_refused(echo_server: Server, tokens: Any) -> None:
     answer = echo_server.invoke({"tokens": tokens}, path="/detokenize")
     assert 400 <= answer.status_code < 500
     assert "tokens" in answer.json()["error"]["message"] + (answer.json()["error"]["param"] or "")
+
+
+def test_vllms_prompt(echo_server: Server) -> None:
+    answer = echo_server.invoke({"prompt": "Hi", "model": "any"}, path="/tokenize")
+    count = answer.json()["max_model_len"]
+    assert answer.text == f'{{"count":2,"max_model_len":{count},"tokens":[72,105],"token_strs":null}}'
+
+
+def test_vllms_conversation(model_server: Server) -> None:
+    messages = [{"role": "user", "content": "Grüße"}]
+    asked = {"messages": messages, "return_token_strs": True}
+    answer = model_server.invoke(asked, path="/tokenize").json()
+    spans = model_server.invoke({"messages": messages}, path="/chat_tokenize").json()["tokenize_response"]
+    assert answer["tokens"] == [span["id"] for span in spans]
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["token_strs"][0] == "<|im_start|>"
+    without = model_server.invoke(asked | {"add_generation_prompt": False}, path="/tokenize").json()
+    assert without["tokens"] == answer["tokens"][: without["count"]]
+    assert without["count"] < answer["count"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": 1}, "prompt"),
+        ({"prompt": "a" * 65_537}, "prompt: must have at most 65536 tokens"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": "Hi"}], "chat_template": "x"}, "chat_template"),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "Hi"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
+    ],
+)
+def test_wrong_bodies_of_vllm_are_refused(echo_server: Server, body: dict[str, Any], words: str) -> None:
+    answer = echo_server.invoke(body, path="/tokenize")
+    assert 400 <= answer.status_code < 500
+    assert words in answer.json()["error"]

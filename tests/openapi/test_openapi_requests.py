@@ -60,6 +60,7 @@ SAID_ELSEWHERE = {
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
     "must have exactly one of": "between fields",
     "needs `logprobs`: true": "between fields",
+    "continue_final_message: cannot be combined": "between fields",
     "needs `json_schema`": "between fields",
     "best_of: must be at least n": "between fields",
     "best_of: must equal n in a stream": "between fields",

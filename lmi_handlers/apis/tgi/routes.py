@@ -13,13 +13,16 @@ import msgspec
 from formatters.tgi import responses
 from formatters.tgi.examples import ANSWERS
 from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
+from formatters.vllm.examples import ANSWERS as VLLM_ANSWERS
+from formatters.vllm.responses import VllmTokenizeResponse
 from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.base import Reply
+from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.documentation import (
     CHAT_EXAMPLE,
     NON_EMPTY,
     PROMPT_EXAMPLE,
+    QUESTION,
     STRUCTURED_OUTPUTS_BOUNDS,
     Bounds,
     Documentation,
@@ -31,6 +34,7 @@ from lmi_handlers.apis.tgi.bounds import tgi_bounds
 from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
 from lmi_handlers.apis.tgi.dialect import COMPAT_FORMATTERS, CompatDialect, GenerateDialect
 from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
+from lmi_handlers.apis.vllm import tokenize as vllm_tokenize
 from lmi_handlers.core.errors import EngineNotReady, InvalidChat
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.serving.served_model import ServedModel
@@ -85,6 +89,9 @@ class TgiApi(Api):
                 TgiBody: PROMPT_EXAMPLE,
                 TgiCompatBody: PROMPT_EXAMPLE,
                 TokenizeBody: PROMPT_EXAMPLE,
+                vllm_tokenize.TokenizePromptBody: {"prompt": QUESTION},
+                vllm_tokenize.TokenizeChatBody: CHAT_EXAMPLE,
+                VllmTokenizeResponse: VLLM_ANSWERS[VllmTokenizeResponse],
                 ChatBody: CHAT_EXAMPLE,
             },
             bounds={
@@ -94,8 +101,15 @@ class TgiApi(Api):
                 "RegexGrammar": {"value": NON_EMPTY},
                 "StructuredOutputs": STRUCTURED_OUTPUTS_BOUNDS,
                 "ChatBody": {},
+                "TokenizeChatBody": {"messages": {"minItems": 1}},
             },
         )
+
+    def _read_tokenize(self, payload: Payload) -> tuple[object, tuple[str, ...]]:
+        """Read TGI's body or one of vLLM's, whose route has the same path."""
+        if vllm_tokenize.is_vllms(payload):
+            return vllm_tokenize.read_tokenize(payload, self._budget)
+        return decode_body(payload, TokenizeBody)
 
     def routes(self) -> Sequence[Route]:
         properties, dialects = self._properties, (self._compat,)
@@ -103,10 +117,10 @@ class TgiApi(Api):
         generate = generation(GenerateDialect(properties, TgiJsonFormatter), TgiBody, whole, TEXT_GENERATION)
         generate_stream = generation(GenerateDialect(properties, TgiSseFormatter), TgiBody, events, TEXT_GENERATION)
         tokens = Document(
-            find=tokenize,
-            read=partial(decode_body, kind=TokenizeBody),
-            bodies={JSON: (TokenizeBody,)},
-            answers={JSON: (list[TokenSpan],)},
+            find=_tokenize,
+            read=self._read_tokenize,
+            bodies={JSON: (TokenizeBody, vllm_tokenize.TokenizePromptBody, vllm_tokenize.TokenizeChatBody)},
+            answers={JSON: (list[TokenSpan], VllmTokenizeResponse)},
             dialects=dialects,
             errors=READING,
         )
@@ -190,3 +204,7 @@ class TgiApi(Api):
             max_waiting_tokens=0,
         )
         return Reply(200, msgspec.json.encode(info))
+
+
+def _tokenize(model: ServedModel, body: TokenizeBody | vllm_tokenize.VllmTokenizeBody) -> object:
+    return tokenize(model, body) if isinstance(body, TokenizeBody) else vllm_tokenize.tokenize(model, body)
