@@ -161,7 +161,7 @@ class Rounds:
         # It notices a little later that a client has closed its connection, or that a process has ended.
         wait_until(lambda: self._left_open(before) is None)
         wait_until(lambda: self._processes() == processes)
-        assert self._files() == files
+        assert not (left := self._files() ^ files), left
         return self.report
 
     def _footprints(self) -> dict[psutil.Process, Footprint]:
