@@ -292,7 +292,9 @@ def test_every_call_runs_in_the_models_folder(server: Server) -> None:
 
 
 def test_the_code_sees_neither_our_arguments_nor_our_input(server: Server) -> None:
-    assert call(server, "argv").json() == [[str(server.directory / "model.py")], True, ""]
+    arguments, after_the_model, given = call(server, "argv").json()
+    assert (arguments, given) == ([str(server.directory / "model.py")], "")
+    assert [Path(path).name for path in after_the_model] == ["compat"], "installed packages come first"
 
 
 def test_finalize_runs_after_the_answer(server: Server, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def handle(inputs):
         os.chdir("/")
         return Output().add(here)
     if case == "argv":
-        return Output().add_as_json([sys.argv, sys.path.index(os.getcwd()) == len(sys.path) - 1, sys.stdin.read()])
+        return Output().add_as_json([sys.argv, sys.path[sys.path.index(os.getcwd()) + 1 :], sys.stdin.read()])
     if case == "raise":
         raise ValueError("a good reason")
     if case == "raise nothing":
