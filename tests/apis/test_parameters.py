@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -141,3 +142,13 @@ def test_bounds_are_those_of_what_a_field_sets() -> None:
 def test_marks_name_fields_that_exist(body: type[msgspec.Struct], kinds: tuple[type[msgspec.Struct], ...]) -> None:
     known = set().union(*(kind.__struct_fields__ for kind in kinds))
     assert {name for field, name in names_of(body).items() if name != field} <= known
+    hints = get_type_hints(body, include_extras=True).values()
+    marks = [mark for hint in hints for mark in marks_of(hint) if isinstance(mark, Affects)]
+    assert {name for mark in marks for name in mark.names} <= known | {"adapters"}
+
+
+def marks_of(hint: Any) -> Iterator[object]:
+    """Whatever stands in an `Annotated`, also in one of the members of a union."""
+    yield from getattr(hint, "__metadata__", ())
+    for member in get_args(hint):
+        yield from marks_of(member)
