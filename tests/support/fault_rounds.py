@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import random
+import re
 import socket
 import struct
 import threading
@@ -46,6 +47,11 @@ class Fault:
     run: Callable[[Rounds, random.Random], None]
     ends_engine: bool | None = False
     replaces_workers: bool = False
+
+
+_USED_AGAIN = re.compile(r"[^/]+/((metrics|recent)/\d|sessions)")
+"""Files of web workers: as many as there were processes at once, which is less than ten, because a new one takes the file
+of one that has ended. The folder of the sessions comes with the first one."""
 
 
 @dataclass
@@ -191,8 +197,9 @@ class Rounds:
         return len(psutil.Process(self.server.process.pid).children(recursive=True))
 
     def _files(self) -> set[str]:
-        """The names in the server's TMPDIR."""
-        return set() if self.disk is None else {str(path.relative_to(self.disk)) for path in self.disk.rglob("*")}
+        """The names in the server's TMPDIR, without those that are used again."""
+        names = () if self.disk is None else (str(path.relative_to(self.disk)) for path in self.disk.rglob("*"))
+        return {name for name in names if not _USED_AGAIN.fullmatch(name)}
 
     def _round(self, rng: random.Random, faults: list[Fault], names: str, pinger: Pinger) -> None:
         seen = len(pinger.statuses)
