@@ -111,6 +111,7 @@ DIFFERENCES = {
     "FunctionDefinition.arguments: takes no other value": "a schema is an object",
     "OutputMessage.content: may be null": "as `TextMessage`",
     "TextMessage.content: may be null": "as vLLM has it where a text ends inside its thoughts",
+    "POST /tokenize 200 application/json: may be object": "the answer to vLLM's bodies",
     "Tool.type: takes no other value": "functions are the only tools there are",
     "ToolCall.function.description: missing": _OPENAI,
     "ToolCallDelta: missing": "a delta is one object, with `tool_calls` in it where there are some",
