@@ -50,7 +50,7 @@ class OpenVinoBackend(PagedBackend):
         DECLARATION.check_choices(properties)
         method = properties.quantize
         dtype, reason = choose_precision(properties, header)
-        if (integers := dtype == INTEGERS) and not multiplies_integers():
+        if (integers := dtype == INTEGERS) and multiplies_integers() is False:
             logger.warning(
                 "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",
                 extra={"dtype": dtype},

@@ -129,17 +129,17 @@ def header(kind: str) -> GgufHeader:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantize", "file", "instructions", "expected"),
+    ("dtype", "quantize", "file", "instructions", "expected", "offers"),
     [
-        ("auto", None, "Q4_1", True, "int8"),
-        ("auto", None, "Q4_1", False, "float32"),
-        ("auto", None, "F16", True, "float32"),
-        ("auto", "int8", "F16", True, "int8"),
-        ("auto", "int4", None, True, "int8"),
-        ("auto", None, None, True, "float32"),
-        ("fp32", None, "Q4_1", True, "float32"),
-        ("bf16", None, "Q4_1", True, "float32"),
-        ("int8", None, "Q4_1", False, "int8"),
+        ("auto", None, "Q4_1", True, "float32", True),
+        ("auto", None, "Q4_1", False, "float32", False),
+        ("auto", None, "F16", True, "float32", False),
+        ("auto", "int8", "F16", True, "float32", True),
+        ("auto", "int4", None, True, "float32", True),
+        ("auto", None, None, True, "float32", False),
+        ("fp32", None, "Q4_1", True, "float32", False),
+        ("bf16", None, "Q4_1", True, "float32", False),
+        ("int8", None, "Q4_1", False, "int8", False),
     ],
 )
 def test_the_choice(
@@ -149,23 +149,26 @@ def test_the_choice(
     file: str | None,
     instructions: bool,
     expected: str,
+    offers: bool,
 ) -> None:
     monkeypatch.setattr(precision, "multiplies_integers", lambda: instructions)
     properties = serving_properties(dtype=dtype, quantize=quantize)
-    assert choose_precision(properties, None if file is None else header(file))[0] == expected
+    chosen, reason = choose_precision(properties, None if file is None else header(file))
+    assert chosen == expected
+    assert ("option.dtype=int8 is faster" in reason) is offers
 
 
 def test_lmi_check_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(precision, "multiplies_integers", lambda: False)
     configuration = examine_configuration({"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "openvino"})
-    assert preview_precision(configuration) == "Computes in float32: this CPU has neither VNNI nor AMX"
+    assert preview_precision(configuration) == "Computes in float32: exact"
     echo = examine_configuration({"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "echo"})
     assert preview_precision(echo) == ""
 
 
 def test_a_processor_without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
-    assert not precision.multiplies_integers()
+    assert precision.multiplies_integers() is False
 
 
 def test_a_backend_with_integers(tmp_path: Path) -> None:
