@@ -92,7 +92,7 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
     try:
         configuration = examine_configuration(environ)
     except ConfigError as error:
-        fail(*str(error).splitlines())
+        fail(str(error))
     selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:

@@ -32,7 +32,7 @@ def run(
     try:
         configuration = examine_configuration(environ)
     except ConfigError as error:
-        fail(*str(error).splitlines())
+        fail(str(error))
     if causes := mistakes(configuration, environ):
         fail(*causes)
     code, properties = configuration.custom_code, configuration.properties

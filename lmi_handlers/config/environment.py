@@ -110,8 +110,20 @@ def all_variables(struct: type[msgspec.Struct]) -> tuple[DeclaredVariable, ...]:
 
 
 def read_values(struct: type[msgspec.Struct], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of the declared fields: those that are set, else their defaults. Raises `ConfigError`."""
-    return {name: declared.value(environ) for name, declared in declared_variables(struct).items()}
+    """Return the values of the declared fields: those that are set, else their defaults.
+
+    Raises `ConfigError` that lists all mistakes, one per line.
+    """
+    values: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for name, declared in declared_variables(struct).items():
+        try:
+            values[name] = declared.value(environ)
+        except ConfigError as error:  # noqa: PERF203  few variables, read once
+            mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return values
 
 
 def invalid(name: str, text: str, cause: str) -> ConfigError:

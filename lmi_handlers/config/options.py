@@ -403,7 +403,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_prompt_logprobs: Annotated[
         NonNegativeInt,
         Option(
-            "Maximum number of log probabilities of prompt tokens in one answer, including alternatives, for all sequences.",
+            "Maximum number of log probabilities of prompt tokens in one answer, including alternatives, for all sequences; "
+            "also of their ids.",
             server=True,
         ),
     ] = 500_000

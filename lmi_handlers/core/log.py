@@ -204,9 +204,10 @@ def tell(kind: str, message: str) -> None:
 
 
 def fail(*causes: str) -> NoReturn:
-    """Write each cause as an error, and exit with status 1."""
+    """Write each line of the causes as an error, and exit with status 1."""
     for cause in causes:
-        tell("error", cause)
+        for line in cause.splitlines():
+            tell("error", line)
     sys.exit(1)
 
 

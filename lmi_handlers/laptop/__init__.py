@@ -1,1 +1,1 @@
-"""What a server on a laptop has in addition: SageMaker's runtime API, and the pages for browsers."""
+"""Additions for a server on a laptop: SageMaker's runtime API, and the pages for browsers."""

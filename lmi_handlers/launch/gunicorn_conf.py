@@ -67,7 +67,7 @@ def _start_up() -> Configuration | StoreConfiguration:
             return store
         configuration = examine_configuration(os.environ)
     except ConfigError as error:
-        fail(*str(error).splitlines())
+        fail(str(error))
     for warning in warnings(configuration):
         tell("warning", warning)
     if causes := mistakes(configuration, os.environ):

@@ -1,1 +1,1 @@
-"""What is read and checked before a process starts."""
+"""Reads the configuration and checks it, before any process starts."""

@@ -155,7 +155,7 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
 
 
 def examine_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:
-    """Return what `read_configuration` does, for `start_up.mistakes`: those in `loaded` are among them.
+    """Return what `read_configuration` does, for `checks.mistakes`: those in `loaded` are among them.
 
     Raises `ConfigError`, with one mistake per line, if one of them leaves nothing that can be examined further.
     """

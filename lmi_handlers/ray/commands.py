@@ -93,7 +93,7 @@ def serve(
             *(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in error.errors())
         )
     except ConfigError as error:
-        fail(*str(error).splitlines())
+        fail(str(error))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

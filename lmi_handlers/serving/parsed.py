@@ -53,7 +53,7 @@ class Parsed(msgspec.Struct, frozen=True):
     """A parsed body: the request and its formatter. `alias` returns the client's name for a field of `SamplingParams`.
 
     `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
-    the prompts come from.
+    the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence.
     """
 
     request: GenerationRequest
@@ -61,3 +61,4 @@ class Parsed(msgspec.Struct, frozen=True):
     alias: Callable[[str], str]
     check_length: LengthCheck = check_length
     prompt_field: str = "inputs"
+    shows_prompt_ids: bool = False

@@ -254,10 +254,12 @@ def _tokenize(
     if deadline.left <= 0:  # it may have waited for a thread
         raise DeadlineExceeded
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
+    tokens = sum(len(prompt.token_ids) for prompt in tokenized) * params.n
     if params.prompt_logprobs is not None:
-        tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         with aliased(parsed.alias):
-            budget.check_prompt_logprobs(tokens * params.n, params.prompt_logprobs)
+            budget.check_prompt_logprobs(tokens, params.prompt_logprobs)
+    if parsed.shows_prompt_ids:
+        budget.check_prompt_ids(tokens)
     return tokenized, TextRules(loaded.tokenizer, params)
 
 

@@ -127,7 +127,7 @@ def _output(task: Task, request: Input, body: Body, results: list[object]) -> Ou
 
 def _load_task(code: CustomCode, device: int) -> Task:
     properties = code.options
-    assert properties is not None  # noqa: S101  `start_up` sets them for a task
+    assert properties is not None  # noqa: S101  `preflight.configuration` sets them for a task
     name = "translation" if code.function.startswith("translation_") else code.function
     path = resolve_model(
         properties.model_id,

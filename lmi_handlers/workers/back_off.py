@@ -1,4 +1,4 @@
-"""How long whoever keeps a process running waits before the next start, and when he gives up."""
+"""Delays between the restarts of a process that keeps dying, and the limit after which it is given up."""
 
 from __future__ import annotations
 

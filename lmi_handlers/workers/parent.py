@@ -1,4 +1,4 @@
-"""What a kept process does about its parent: it gets its settings from it, ignores signals, and ends with it."""
+"""The kept process's side: it reads its settings, leaves signals to its parent, and ends with it."""
 
 from __future__ import annotations
 

@@ -41,6 +41,13 @@ def test_wrong_tokens_are_refused(echo_server: Server, tokens: Any) -> None:
     assert "tokens" in answer.json()["error"]["message"] + (answer.json()["error"]["param"] or "")
 
 
+@pytest.mark.parametrize("field", ["inputs", "prompt"])
+def test_one_token_too_many(echo_server: Server, field: str) -> None:
+    """The length is only known once the text has been encoded."""
+    assert echo_server.invoke({field: "a" * 65_536}, path="/tokenize").status_code == 200
+    assert echo_server.invoke({field: "a" * 65_537}, path="/tokenize").status_code == 422
+
+
 def test_vllms_prompt(echo_server: Server) -> None:
     answer = echo_server.invoke({"prompt": "Hi", "model": "any"}, path="/tokenize")
     count = answer.json()["max_model_len"]

@@ -54,6 +54,12 @@ def test_a_variable_that_is_empty_counts_as_not_set() -> None:
     assert read(A="", B="", C=" ", D="", E="") == read() == Settings()
 
 
+def test_all_mistakes_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(A="yes", B="seven", C="c")
+    assert [line.split(" ")[0] for line in str(raised.value).splitlines()] == ["A", "B", "C"]
+
+
 def test_the_first_of_several_names_takes_precedence() -> None:
     assert read(OLD_B=" 7 ").number == 7
     assert read(OLD_B="7", B="8").number == 8

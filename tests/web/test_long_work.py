@@ -87,6 +87,12 @@ def test_rejection_names_the_limit(server: Server) -> None:
         "logprobs: would return 200002 log probabilities of 100001 prompt tokens; at most 200000 are allowed "
         "(option.max_prompt_logprobs)"
     )
+    asked = {"prompt": "a" * 2000, "n": 128, "max_tokens": 1, "return_token_ids": True}
+    ids = server.invoke(asked, path="/v1/completions")
+    assert ids.status_code == 400
+    assert ids.json()["error"]["param"] == "return_token_ids"
+    assert "the ids of 256000 prompt tokens; at most 200000" in ids.json()["error"]["message"]
+    assert server.invoke(asked | {"n": 2}, path="/v1/completions").status_code == 200
 
 
 def test_truncation_keeps_the_end_of_the_text(server: Server) -> None:

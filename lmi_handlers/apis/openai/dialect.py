@@ -169,7 +169,7 @@ class ChatDialect(OpenAIDialect):
         places = [f"messages[{place}]" for place in range(len(body.messages))]
         request, options = self.translated(payload, body, ignored, places)
         formatter = self.formatter(payload, request, options)
-        return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
+        return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages", options.token_ids)
 
     def formatter(self, payload: Payload, request: GenerationRequest, options: ChatOptions) -> FormatterFactory:
         """Return what makes the formatter of the answer."""
@@ -318,7 +318,7 @@ class CompletionsDialect(OpenAIDialect):
         )
         kind = chosen(self._stream_formatters, payload.accept) if stream else CompletionJsonFormatter
         formatter = partial(kind, options=options)
-        return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt")
+        return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt", options.token_ids)
 
 
 def chosen(formatters: Mapping[str, type[Kind]], accept: str) -> type[Kind]:

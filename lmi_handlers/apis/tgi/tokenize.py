@@ -53,6 +53,10 @@ def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
 def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
     """Tokenise text into spans. Raises `InvalidRequest` if there are too many tokens."""
     limit = loaded.max_listed_tokens
-    if (tokens := loaded.tokenizer.estimate_beyond(text, limit)) is not None:
+    spans: list[TokenSpan] = []
+    if (tokens := loaded.tokenizer.estimate_beyond(text, limit)) is None:
+        spans = token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)
+        tokens = len(spans)
+    if tokens > limit:
         raise InvalidRequest(f"`inputs` must have less than {limit} tokens. Given: {tokens}")
-    return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)
+    return spans

@@ -1,1 +1,1 @@
-"""How the tools ask a server, directly or on AWS, and read its answers in any of our APIs."""
+"""The tools' client: requests to a server, directly or on AWS, and answers in any of our APIs."""

@@ -1,4 +1,4 @@
-"""Why a request failed: exceptions, and the error documents of our APIs."""
+"""Failures of a request: exceptions, and the error documents of our APIs."""
 
 from __future__ import annotations
 

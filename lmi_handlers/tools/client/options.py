@@ -25,6 +25,6 @@ def explained(function: F) -> F:
         try:
             function(**options)
         except (ConfigError, Refused) as error:
-            fail(*str(error).splitlines())
+            fail(str(error))
 
     return command  # type: ignore[return-value]
