@@ -14,7 +14,7 @@ from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
 from backends.limited_pool import LimitedPool, Shared
 from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
-from backends.preparing import give_way
+from backends.preparing import lower_priority
 from lmi_handlers.core.errors import InvalidRequest, RequestFailed
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
@@ -46,8 +46,8 @@ class GrammarCompiler(Generic[Compiled]):
         self._cpu_limit = cpu_limit
         self._time_limit = time_limit
         self._trials = LimitedPool("grammar-trial", "backends.grammar_trial", msgspec.json.encode(vocabulary))
-        self._quick = ThreadPoolExecutor(1, "grammar", initializer=give_way)
-        self._slow = ThreadPoolExecutor(1, "large-grammar", initializer=give_way)
+        self._quick = ThreadPoolExecutor(1, "grammar", initializer=lower_priority)
+        self._slow = ThreadPoolExecutor(1, "large-grammar", initializer=lower_priority)
         self._lock = threading.Lock()
         self._known: OrderedDict[StructuredOutputs, Verdict] = OrderedDict()
         self._characters = 0

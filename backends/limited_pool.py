@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from backends.limited_process import Expired, LimitedProcess
-from backends.preparing import give_way
+from backends.preparing import lower_priority
 from lmi_handlers.core.errors import RequestFailed
 
 TURNS = (0.1, 1.0, 2.0, math.inf)
@@ -23,13 +23,13 @@ OVERTAKING = 10
 Result = TypeVar("Result")
 Given = TypeVar("Given")
 
-Job = Callable[[LimitedProcess, float], Result]
+LimitedJob = Callable[[LimitedProcess, float], Result]
 """Uses the process for at most the given CPU seconds. Raises `Expired` if more would help."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    job: Job[Any]
+    job: LimitedJob[Any]
     future: Future[Any]
 
 
@@ -52,7 +52,7 @@ class LimitedPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job[Result]) -> Future[Result]:
+    def submit(self, job: LimitedJob[Result]) -> Future[Result]:
         """Queue a job and return the future of its result."""
         future: Future[Result] = Future()
         self._put(0, _Entry(job, future))
@@ -81,7 +81,7 @@ class LimitedPool:
 
     def _work(self, process: LimitedProcess, first: int) -> None:
         """Run the jobs that wait for turns `first` and `first` + 1."""
-        give_way()
+        lower_priority()
         shorter, longer = self._queues[first : first + 2]
         overtaken = 0
         while True:

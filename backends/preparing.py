@@ -95,7 +95,7 @@ def _result(future: Future[Result] | None) -> Result | None:
     return None if future is None else future.result()
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Lower the priority of this thread, so that the engine loop gets the CPU first."""
     if sys.platform == "linux":  # the only platform with a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -22,7 +22,7 @@ _LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, then the
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedResponse:
     """One response. `chunks` is the number of HTTP chunks in the body.
 
     `first_byte` is the time from sending the request to the first byte of the body, in seconds. The head does not
@@ -49,7 +49,7 @@ class Load:
     `seconds` is the time from the first request to the end of the last answer.
     """
 
-    answers: list[Answer]
+    answers: list[TimedResponse]
     seconds: float
 
     @property
@@ -157,7 +157,7 @@ class _Exchange:
         self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
         return bool(data) and self._tail != _LAST_CHUNK
 
-    def answer(self) -> Answer:
+    def answer(self) -> TimedResponse:
         """Parse the response. Raises `RuntimeError` if the status is not 200."""
         head, _, rest = b"".join(self._received).partition(b"\r\n\r\n")
         status_line, *fields = head.decode("latin-1").lower().split("\r\n")
@@ -165,7 +165,7 @@ class _Exchange:
         if "transfer-encoding: chunked" in fields:
             chunks = list(_chunks(rest))
         status = int((status_line.split() or ["", "0"])[1])
-        answer = Answer(status, b"".join(chunks), len(chunks), self._first_byte, list(self._arrivals()))
+        answer = TimedResponse(status, b"".join(chunks), len(chunks), self._first_byte, list(self._arrivals()))
         if answer.status != 200:
             raise RuntimeError(f"status {answer.status}: {answer.body[:300]!r}")
         return answer

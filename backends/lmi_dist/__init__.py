@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from backends import vllm
 from backends.lmi_dist.options import LmiDistOptions
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 DECLARATION = BackendDeclaration(
     name="lmi_dist",
@@ -22,7 +22,7 @@ DECLARATION = BackendDeclaration(
     remote=vllm.DECLARATION.remote,
     passes_options=True,
     rolling_batch=("lmi-dist", "lmi_dist"),
-    handlers={"djl_python.lmi_dist": Handler(rolling_batch="lmi-dist")},
+    handlers={"djl_python.lmi_dist": LmiHandler(rolling_batch="lmi-dist")},
     unsupported=vllm.DECLARATION.unsupported,
     conditional=vllm.DECLARATION.conditional,
 )

@@ -35,7 +35,7 @@ _VERDICTS: Mapping[int, type[LMIError]] = {
 }
 
 
-class Job(msgspec.Struct, frozen=True):
+class Conversion(msgspec.Struct, frozen=True):
     """What the child does: convert the checkpoint in `path` into `folder`, which exists."""
 
     path: str
@@ -62,7 +62,7 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
             f"{install_command('lmi-handlers[transformers]')}"
         )
     report(f"converting {path.name}")
-    job = msgspec.json.encode(Job(str(path), str(folder), trust_remote_code)).decode()
+    job = msgspec.json.encode(Conversion(str(path), str(folder), trust_remote_code)).decode()
     line = ""
     with (
         tempfile.TemporaryFile() as errors,

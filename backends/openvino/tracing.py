@@ -24,7 +24,7 @@ from openvino import opset13
 from openvino._offline_transformations import apply_make_stateful_transformation  # public only in C++
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from backends.openvino.checkpoint import FAILED, REFUSED, UNAVAILABLE, Job
+from backends.openvino.checkpoint import FAILED, REFUSED, UNAVAILABLE, Conversion
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.probe import Probe
@@ -236,8 +236,8 @@ def _say(phase: str) -> None:
 
 
 def main() -> int:
-    """Entry point of `python -m backends.openvino.tracing <Job>`. Writes phases, last why it failed."""
-    job = msgspec.json.decode(sys.argv[1], type=Job)
+    """Entry point of `python -m backends.openvino.tracing <Conversion>`. Writes phases, last why it failed."""
+    job = msgspec.json.decode(sys.argv[1], type=Conversion)
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()

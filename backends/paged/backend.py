@@ -16,7 +16,7 @@ from backends.grammar import GrammarMatcher, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.paged.adapter_cache import AdapterCache
 from backends.paged.block_pool import BlockPool
-from backends.paged.generation import Generation
+from backends.paged.generation import RunningSequence
 from backends.paged.options import DEFAULT_PREFILL_TOKENS
 from backends.paged.prompt_lookup import PromptLookup
 from backends.paged.runner import Runner
@@ -106,7 +106,7 @@ class PagedBackend(Backend):
             takes_partial_prompts=runner.takes_partial_prompts,
         )
         self._budget = StepBudget(max_prefill_tokens, LEAST_EXTRA_TOKENS)
-        self._generations: dict[str, Generation] = {}
+        self._generations: dict[str, RunningSequence] = {}
         self._preparing: Preparing[GrammarMatcher, PreparedImages] = Preparing()
         self._progress = 0
         self._num_draft_tokens = 0
@@ -337,7 +337,7 @@ class PagedBackend(Backend):
         num_draft = params.prompt_lookup_num_tokens
         if num_draft is None:
             num_draft = self._prompt_lookup_num_tokens
-        self._generations[request.request_id] = Generation(
+        self._generations[request.request_id] = RunningSequence(
             sequence,
             params,
             state,
@@ -348,13 +348,13 @@ class PagedBackend(Backend):
         )
         self._scheduler.add(sequence)
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: RunningSequence) -> None:
         sequence = generation.sequence
         del self._generations[sequence.request_id]
         self._runner.release(sequence)
         self._scheduler.remove(sequence)
 
-    def _fail(self, generation: Generation, error: str) -> TokenOutput:
+    def _fail(self, generation: RunningSequence, error: str) -> TokenOutput:
         generation.sequence.failed = error == NOT_FINITE
         self._end(generation)
         return generation.failure(error)

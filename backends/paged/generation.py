@@ -17,7 +17,7 @@ _ROWS = 64
 """Positions of a prompt whose log probabilities are computed at once. More would take much memory for a moment."""
 
 
-class Generation:
+class RunningSequence:
     """A `sequence` with its sampling `state`. The sequence ends with any of `eos_token_ids`, or as `params` say."""
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.tensorrt_llm.options import DEFAULT_BATCH_SIZE, TensorRTLLMOptions
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 DECLARATION = BackendDeclaration(
     name="tensorrt_llm",
@@ -46,8 +46,8 @@ DECLARATION = BackendDeclaration(
     rolling_batch=("trtllm", "tensorrt_llm"),
     aliases=("pytorch",),  # the usual value of an option of LMI's handler that has the same name
     handlers={
-        "djl_python.tensorrt_llm": Handler(rolling_batch="trtllm"),
-        "djl_python.lmi_trtllm.trtllm_async_service": Handler(rolling_batch="trtllm", asynchronous=True),
+        "djl_python.tensorrt_llm": LmiHandler(rolling_batch="trtllm"),
+        "djl_python.lmi_trtllm.trtllm_async_service": LmiHandler(rolling_batch="trtllm", asynchronous=True),
     },
     unsupported={
         "typical_p": "TensorRT-LLM has no typical sampling",

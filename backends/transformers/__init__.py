@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LORA_RANK, DEFAULT_MAX_LORAS
 from backends.transformers.options import TransformersOptions
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 DECLARATION = BackendDeclaration(
     name="transformers",
@@ -40,7 +40,7 @@ DECLARATION = BackendDeclaration(
     },
     replicates=True,
     rolling_batch=("scheduler",),
-    handlers={"djl_python.huggingface": Handler()},
+    handlers={"djl_python.huggingface": LmiHandler()},
     untested=(
         "Anything on a GPU. Attention copies each layer's blocks into one padded batch before it computes, which was chosen "
         "for CPUs with 16-bit types; how fast that is on a GPU is not known.",

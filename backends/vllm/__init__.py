@@ -7,7 +7,7 @@ import os
 
 from backends.vllm.arguments import QUANTIZATIONS
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, VLLMOptions
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper()
 """vLLM's warnings are mostly about its internals, so they are off. `VLLM_LOGGING_LEVEL` brings them back."""
@@ -54,7 +54,7 @@ DECLARATION = BackendDeclaration(
     passes_options=True,
     priority=20,
     gpus=("NVIDIA", "AMD"),
-    handlers={"djl_python.lmi_vllm.vllm_async_service": Handler(rolling_batch="vllm", asynchronous=True)},
+    handlers={"djl_python.lmi_vllm.vllm_async_service": LmiHandler(rolling_batch="vllm", asynchronous=True)},
     unsupported={
         "watermark": "vLLM only supports a different watermark, which is chosen for the whole engine",
         "prompt_lookup_num_tokens": "vLLM has it for the whole engine only: the method `ngram` in `option.speculative_config`",

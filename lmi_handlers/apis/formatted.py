@@ -20,7 +20,7 @@ from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import Calls, FormatterClient
-from lmi_handlers.custom_code.formatting.messages import FormatInput, Script
+from lmi_handlers.custom_code.formatting.messages import FormatInput, ScriptFormatters
 from lmi_handlers.custom_code.messages import Invoke
 from lmi_handlers.serving.formatted import RecordFormatter, TokenFormatter, TokenOptions
 from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
@@ -143,7 +143,7 @@ def _record_formatter(
     return RecordFormatter(inner(request, prompts), adapter, new_calls)
 
 
-def _writes(script: Script | None) -> bool:
+def _writes(script: ScriptFormatters | None) -> bool:
     return script is not None and script.output is not None
 
 

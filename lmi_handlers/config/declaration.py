@@ -20,7 +20,7 @@ class NoOptions(msgspec.Struct, frozen=True):
     """For a backend without options of its own."""
 
 
-class Handler(msgspec.Struct, frozen=True, kw_only=True):
+class LmiHandler(msgspec.Struct, frozen=True, kw_only=True):
     """One of LMI's handlers, by its name in `option.entryPoint`: the value of `rolling_batch` if that is not set.
 
     An asynchronous handler batches continuously even with `option.rolling_batch=disable`, which LMI requires with it.
@@ -123,7 +123,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     cpu_only: bool = False
     rolling_batch: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    handlers: Mapping[str, Handler] = NOTHING
+    handlers: Mapping[str, LmiHandler] = NOTHING
     unsupported: Mapping[str, str] = NOTHING
     conditional: Mapping[str, str] = NOTHING
     sampled_defaults: Mapping[str, float] = NOTHING

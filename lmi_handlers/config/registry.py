@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 from lmi_handlers.config.option import DeclaredOption, declared_options
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -72,7 +72,7 @@ class Registry(msgspec.Struct, frozen=True):
         return {key: declared for declared in self.options.values() for key in declared.keys}
 
     @property
-    def handlers(self) -> dict[str, tuple[str, Handler]]:
+    def handlers(self) -> dict[str, tuple[str, LmiHandler]]:
         """LMI's handler -> the name of the backend that it chooses, and what else it means."""
         return {
             entry_point: (backend.name, handler)

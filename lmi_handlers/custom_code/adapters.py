@@ -30,7 +30,7 @@ from lmi_handlers.custom_code.runner import CodeError, Runner
 from lmi_handlers.engine.adapter_registry import (
     MAX_ADAPTERS,
     Adapters,
-    Registered,
+    RegisteredAdapter,
     changing,
     check_name,
     read_registry,
@@ -102,7 +102,7 @@ class CodeAdapters:
         registered = read_registry(self._runtime_dir) or {}
         if function not in self._code.adapter_functions:
             raise UnsupportedFeature(f"{self._code.path} defines no function {function}(inputs)")
-        wanted = Registered("")
+        wanted = RegisteredAdapter("")
         if function == UNREGISTER:
             if name not in registered:
                 raise AdapterNotFound(f"The adapter {name[:128]!r} was not found")
@@ -131,16 +131,16 @@ class CodeAdapters:
                 await runner.end()
         logger.info("adapter unloaded" if function == UNREGISTER else "adapter loaded", extra={"adapter": name})
 
-    async def _wanted(self, message: ChangeAdapter) -> Registered:
+    async def _wanted(self, message: ChangeAdapter) -> RegisteredAdapter:
         """Return what is to be registered. Raises `InvalidRequest`."""
         check_name(message.name)
         if sum(len(name) + len(text) for name, text in message.options.items()) > MAX_OPTIONS_SIZE:
             raise InvalidRequest(f"the adapter's options must have at most {MAX_OPTIONS_SIZE} characters together")
         sources = AdapterSources(self._properties, model_folder(self._code))
         source = await asyncio.to_thread(sources.locate, message.source)
-        return Registered(source, message.pinned, version=1, options=message.options)
+        return RegisteredAdapter(source, message.pinned, version=1, options=message.options)
 
-    def _is_new(self, message: ChangeAdapter, wanted: Registered, registered: Adapters) -> bool:
+    def _is_new(self, message: ChangeAdapter, wanted: RegisteredAdapter, registered: Adapters) -> bool:
         """Tell whether the code must be called. Raises `AdapterExists`, `AdapterNotFound` or `InvalidRequest`."""
         known = registered.get(message.name)
         if message.function == UPDATE:
@@ -157,7 +157,7 @@ class CodeAdapters:
             raise AdapterExists(f"adapter {message.name!r} is already loaded, from {known.source[:200]!r}")
         return False
 
-    async def _ask(self, runner: Runner, function: str, name: str, adapter: Registered) -> LMIError | None:
+    async def _ask(self, runner: Runner, function: str, name: str, adapter: RegisteredAdapter) -> LMIError | None:
         """Call a function in a process. Returns why it has failed, if it has."""
         properties = {"handler": function, "name": name, "model_dir": self._code.properties["model_dir"]}
         options: Mapping[str, str] = {}
@@ -198,5 +198,5 @@ def _own_adapters(code: CustomCode) -> Adapters:
                     check_name(path.name)
                 except InvalidRequest as error:
                     raise CodeError(ConfigError(f"{path}: {error}")) from error
-                found[path.name] = Registered(str(path))
+                found[path.name] = RegisteredAdapter(str(path))
     return found

@@ -21,7 +21,7 @@ _MUCH = 1 << 16
 """Bytes that a web worker may have left unread. asyncio's default for `drain`."""
 
 
-class Job:
+class PoolJob:
     """A request. `ended` is done once the answer is complete; `left` is true once nobody waits for it any more.
 
     The answer is written to `writer`, if there is one.
@@ -75,7 +75,7 @@ class Job:
                 await self._writer.drain()
 
 
-class OwnJob(Job):
+class OwnJob(PoolJob):
     """A call that the pool itself makes. `status`, `text` and `error` are its answer."""
 
     def __init__(self, invoke: Invoke) -> None:
@@ -102,32 +102,32 @@ class WaitingJobs:
     def __init__(self, size: int, admission: DynamicBatch) -> None:
         self._size = size
         self._admission = admission
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[PoolJob] = deque()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PoolJob) -> None:
         """Add a job at the end. Raises `QueueFull`."""
         if len(self._jobs) >= self._size:
             raise QueueFull(f"{len(self._jobs)} requests are waiting already (job_queue_size={self._size})")
         self._jobs.append(job)
 
-    def discard(self, job: Job) -> None:
+    def discard(self, job: PoolJob) -> None:
         """Remove a job if it is still waiting."""
         with contextlib.suppress(ValueError):
             self._jobs.remove(job)
 
-    def clear(self) -> list[Job]:
+    def clear(self) -> list[PoolJob]:
         """Remove all jobs, and return them."""
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
 
-    def take(self) -> list[Job]:
+    def take(self) -> list[PoolJob]:
         """Remove a batch that may start now, and that fits into one message. Returns nothing if there is none."""
         room = self._admission.room(waiting=len(self._jobs), oldest_wait=self.oldest_wait(), running=0)
-        jobs: list[Job] = []
+        jobs: list[PoolJob] = []
         size = 0
         while len(jobs) < room and (not jobs or size + self._jobs[0].size <= MAX_BATCH_SIZE):
             size += self._jobs[0].size

@@ -16,7 +16,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.terminal import show_error
 from lmi_handlers.custom_code.adapters import CodeAdapters
-from lmi_handlers.custom_code.job import Job
+from lmi_handlers.custom_code.job import PoolJob
 from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, ToWorker
 from lmi_handlers.custom_code.prepare import prepared
 from lmi_handlers.custom_code.runner import CodeError, Runner
@@ -45,11 +45,11 @@ def call_once(
             ours, its = socket.socketpair()
             reader, our_writer = await asyncio.open_unix_connection(sock=ours)
             _, writer = await asyncio.open_unix_connection(sock=its)
-            runner.call([Job(invoke, writer)], properties.predict_timeout, dynamic=properties.batch_size > 1)
+            runner.call([PoolJob(invoke, writer)], properties.predict_timeout, dynamic=properties.batch_size > 1)
             message: ToWorker | None = None
             while not isinstance(message, End):
                 message = await receive(reader, _decoder)
-                assert isinstance(message, Head | Chunk | End)  # noqa: S101  what a `Job` sends
+                assert isinstance(message, Head | Chunk | End)  # noqa: S101  what a `PoolJob` sends
                 deliver(message)
             our_writer.close()
             writer.close()

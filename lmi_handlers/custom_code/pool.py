@@ -19,7 +19,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, QueueFull, RefusedByCode
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.custom_code.adapters import CodeAdapters
-from lmi_handlers.custom_code.job import Job
+from lmi_handlers.custom_code.job import PoolJob
 from lmi_handlers.custom_code.messages import (
     ChangeAdapter,
     Chunk,
@@ -32,7 +32,7 @@ from lmi_handlers.custom_code.messages import (
     failed,
 )
 from lmi_handlers.custom_code.prepare import prepared
-from lmi_handlers.custom_code.processes import Processes, log_error
+from lmi_handlers.custom_code.processes import CodeProcesses, log_error
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.custom_code.sources import PROPERTIES, Sources
 from lmi_handlers.custom_code.streams import receive
@@ -63,7 +63,7 @@ class Pool:
         self._settings = settings
         self._code = code
         adapters = CodeAdapters(code, settings.properties, settings.socket_path.parent)
-        self._processes = Processes(code, settings.properties, self._follow, adapters)
+        self._processes = CodeProcesses(code, settings.properties, self._follow, adapters)
         self._metrics = EngineMetrics(settings.metrics_dir)
         self._heartbeat = Heartbeat.create(settings.heartbeat_path)
         self._state: Loading | Serving = Loading(LoadPhase.STARTING.value, time.monotonic())
@@ -183,7 +183,7 @@ class Pool:
 
     async def _answer(self, invoke: Invoke, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Queue a request, and return once it is answered or the web worker has closed the connection."""
-        job = Job(invoke, writer)
+        job = PoolJob(invoke, writer)
         try:
             self._processes.submit(job)
         except QueueFull as error:

@@ -12,7 +12,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.custom_code.adapters import CodeAdapters
-from lmi_handlers.custom_code.job import Job, WaitingJobs
+from lmi_handlers.custom_code.job import PoolJob, WaitingJobs
 from lmi_handlers.custom_code.messages import ChangeAdapter
 from lmi_handlers.custom_code.runner import CodeError, Runner
 from lmi_handlers.engine.admission import DynamicBatch
@@ -27,7 +27,7 @@ _LOOK_INTERVAL = 0.1
 logger = logging.getLogger(__name__)
 
 
-class Processes:
+class CodeProcesses:
     """Hands requests to `code.processes` processes, and to more of them, up to `code.max_processes`, when these are busy.
 
     Each process has a place, a number from 0 on, which decides its GPU. `on_change` is told why no process can answer
@@ -82,7 +82,7 @@ class Processes:
         """Keep the first processes, and start and end the others, for ever."""
         await asyncio.gather(self._grow(), *(self._keep(place, runner) for place, runner in self._runners.items()))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PoolJob) -> None:
         """Answer a request as soon as a process is free. Raises `QueueFull`."""
         self.waiting.add(job)
         self._hand_out()
@@ -106,7 +106,7 @@ class Processes:
         delay = self.waiting.delay() if runner is not None else None
         self._timer = None if delay is None else asyncio.get_running_loop().call_later(delay, self._hand_out)
 
-    def _release(self, jobs: list[Job], _: object) -> None:
+    def _release(self, jobs: list[PoolJob], _: object) -> None:
         self.running -= len(jobs)
         self._hand_out()
 

@@ -15,7 +15,7 @@ import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LoadFailed, RequestFailed
-from lmi_handlers.custom_code.job import Job, OwnJob
+from lmi_handlers.custom_code.job import OwnJob, PoolJob
 from lmi_handlers.custom_code.messages import (
     NOT_LOADED,
     Abort,
@@ -66,7 +66,7 @@ class CodeError(Exception):
 class _Answer:
     """The answer of a process to a job so far. `ended` is done once it has ended the answer, or has ended itself."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PoolJob) -> None:
         self.job = job
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pause: asyncio.Future[None] | None = None
@@ -181,7 +181,7 @@ class Runner:
         return job
 
     def call(
-        self, jobs: Sequence[Job], timeout: float, *, dynamic: bool, adapter_function: str = ""
+        self, jobs: Sequence[PoolJob], timeout: float, *, dynamic: bool, adapter_function: str = ""
     ) -> asyncio.Task[None]:
         """Answer the jobs with one call. They have ended when the task has.
 
@@ -286,7 +286,7 @@ class Runner:
         self._writer.write(frame(Resume(number)))
         answer.pause = None
 
-    def _abort_unwanted(self, number: int, jobs: Sequence[Job]) -> None:
+    def _abort_unwanted(self, number: int, jobs: Sequence[PoolJob]) -> None:
         """Tell the process once nobody waits for any of the answers."""
         if all(job.left for job in jobs):
             self._writer.write(frame(Abort(number)))

@@ -24,7 +24,7 @@ class Session:
     folder. All processes of the handler see the same files.
     """
 
-    def __init__(self, session: store.Session, sessions: store.SessionStore, max_size: int) -> None:
+    def __init__(self, session: store.StoredSession, sessions: store.SessionStore, max_size: int) -> None:
         self.session_id = session.session_id
         self.files_path = str(session.path)
         self.expiration_ts = session.expires

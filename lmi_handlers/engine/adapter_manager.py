@@ -19,12 +19,12 @@ from lmi_handlers.core.errors import AdapterExists, InvalidRequest, LMIError, Lo
 from lmi_handlers.engine.adapter_registry import (
     MAX_ADAPTERS,
     Adapters,
-    Registered,
+    RegisteredAdapter,
     changing,
     check_name,
     read_registry,
 )
-from lmi_handlers.engine.loop import NOBODY, Call, EngineLoop, Inbox, Worker
+from lmi_handlers.engine.loop import NOBODY, EngineLoop, Inbox, LoopCall, Worker
 from lmi_handlers.engine.messages import AdapterChanged, LoadAdapter, UnloadAdapter, failed
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class AdapterManager:
         worker.send(AdapterChanged(message.number))
 
     def _load(self, message: LoadAdapter) -> None:
-        name, wanted = message.name, Registered(message.source, message.pinned, message.version, message.folder)
+        name, wanted = message.name, RegisteredAdapter(message.source, message.pinned, message.version, message.folder)
         check_name(name)
         if name in self._reserved:
             raise InvalidRequest(f"{name!r} is the name of the model", field="name")
@@ -182,7 +182,9 @@ class AdapterManager:
             with changing(self._runtime_dir) as adapters:
                 adapters[name] = known
 
-    def _add(self, name: str, wanted: Registered, run: Callable[[Callable[[], None]], object]) -> Registered:
+    def _add(
+        self, name: str, wanted: RegisteredAdapter, run: Callable[[Callable[[], None]], object]
+    ) -> RegisteredAdapter:
         """Load an adapter. `run` runs the last step while the engine makes none. Returns it with its folder."""
         with contextlib.ExitStack() as opening:
             files = self._open_own(Path(wanted.source)) if wanted.is_own else self._open(wanted.source, wanted.folder)
@@ -234,7 +236,7 @@ class AdapterManager:
     def _call(self, action: Callable[[EngineLoop], Any]) -> Any:
         """Run `action` between two steps of the engine, and wait for it. Raises what it raises."""
         done: Future[Any] = Future()
-        self._inbox.put((NOBODY, Call(action, done)))
+        self._inbox.put((NOBODY, LoopCall(action, done)))
         return done.result()
 
 

@@ -19,7 +19,7 @@ MAX_ADAPTERS = 1000
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,128}")
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegisteredAdapter(msgspec.Struct, frozen=True):
     """Where an adapter was loaded from, and whether it always stays in memory.
 
     `folder` is where its files are: all engines of a model read the same ones, even if the source changes. An adapter
@@ -39,7 +39,7 @@ class Registered(msgspec.Struct, frozen=True):
         return self.version == 0
 
 
-Adapters = dict[str, Registered]
+Adapters = dict[str, RegisteredAdapter]
 """Adapters by name, in order of arrival."""
 
 

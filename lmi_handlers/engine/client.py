@@ -1,4 +1,4 @@
-"""The web worker's view of the engine: its state, and one `Generation` per request in flight.
+"""The web worker's view of the engine: its state, and one `InFlightRequest` per request in flight.
 
 It uses plain threads, queues and sockets. In a gevent worker, gevent replaces them with its own.
 """
@@ -28,7 +28,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
-from lmi_handlers.engine.adapter_registry import Registered
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 _WATCH_INTERVAL = 0.1
 
 
-class Generation:
+class InFlightRequest:
     """The outputs of one submitted request, as they arrive.
 
     Each iteration yields a list of all outputs that have arrived since the last one. The iterator ends when every
@@ -99,7 +99,7 @@ class Generation:
         """How many of its sequences have not ended."""
         return len(self._running)
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> InFlightRequest:
         return self
 
     def __exit__(
@@ -195,7 +195,7 @@ class EngineClient:
         self.status = EngineStatus(self._heartbeat, stall_timeout)
         self._sender: EngineSender | None = None
         self._link = Link(socket_path, self._serve, name="engine-reader")
-        self._generations: dict[int, Generation] = {}
+        self._generations: dict[int, InFlightRequest] = {}
         self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
         self._numbers = itertools.count(1)
 
@@ -219,7 +219,7 @@ class EngineClient:
         own = sum(generation.running for generation in list(self._generations.values()))
         return max(own, self._heartbeat.running)
 
-    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> Generation:
+    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request, whose prompts have been encoded. It is aborted at the `deadline`.
 
         Raises `EngineNotReady` if no engine accepts requests, `InvalidRequest` if the request is too large to send.
@@ -236,7 +236,7 @@ class EngineClient:
             request.priority,
             request.pooling_params,
         )
-        generation = Generation(self, sender, submit, deadline)
+        generation = InFlightRequest(self, sender, submit, deadline)
         self._generations[submit.number] = generation
         try:
             sender.submit(submit)
@@ -245,7 +245,7 @@ class EngineClient:
             raise
         return generation
 
-    def load_adapter(self, name: str, adapter: Registered, *, timeout: float, replace: bool = False) -> None:
+    def load_adapter(self, name: str, adapter: RegisteredAdapter, *, timeout: float, replace: bool = False) -> None:
         """Load an adapter into the engine, and wait until requests of all workers may use it.
 
         Raises the engine's error or `EngineNotReady`. After `timeout` seconds it raises `DeadlineExceeded`; the engine
@@ -263,7 +263,7 @@ class EngineClient:
         """
         self._change_adapter(UnloadAdapter(next(self._numbers), name, version), timeout)
 
-    def forget(self, generation: Generation) -> bool:
+    def forget(self, generation: InFlightRequest) -> bool:
         """Stop delivering to a request. Returns False if that had already happened."""
         return self._generations.pop(generation.number, None) is not None
 

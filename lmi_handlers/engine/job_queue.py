@@ -17,17 +17,17 @@ MAX_HEAD_START = 30.0
 """Maximum seconds that `priority` can gain or cost a request: half of SageMaker's limit of 60 s for a request."""
 
 
-Worker = TypeVar("Worker")
+WorkerT = TypeVar("WorkerT")
 
 
-class Job(Generic[Worker]):
+class Job(Generic[WorkerT]):
     """A submitted request.
 
     `waiting` has the indices of the sequences that have not started yet. `running` maps the backend's ids of running
     sequences to their indices.
     """
 
-    def __init__(self, worker: Worker, submit: Submit, key: int, *, arrived: float) -> None:
+    def __init__(self, worker: WorkerT, submit: Submit, key: int, *, arrived: float) -> None:
         self.worker = worker
         self.number = submit.number
         self.arrived = arrived
@@ -55,7 +55,7 @@ class Job(Generic[Worker]):
         )
 
 
-class JobQueue(Generic[Worker]):
+class JobQueue(Generic[WorkerT]):
     """The jobs that have waiting sequences, in the order in which they are served.
 
     With `takes_turns`, a job goes to the back of the queue each time one of its sequences starts. A request with
@@ -72,8 +72,8 @@ class JobQueue(Generic[Worker]):
     def __init__(self, size: int, *, takes_turns: bool) -> None:
         self._size = size
         self._takes_turns = takes_turns
-        self._jobs: list[tuple[float, Job[Worker]]] = []  # sorted by the time since which each counts as waiting
-        self._arrivals: dict[Job[Worker], None] = {}  # the same jobs, as a set in order of arrival
+        self._jobs: list[tuple[float, Job[WorkerT]]] = []  # sorted by the time since which each counts as waiting
+        self._arrivals: dict[Job[WorkerT], None] = {}  # the same jobs, as a set in order of arrival
         self.sequences = 0
         """Number of waiting sequences. Other threads read it."""
 
@@ -85,7 +85,7 @@ class JobQueue(Generic[Worker]):
         """Arrival time of the oldest job that still waits."""
         return next(iter(self._arrivals)).arrived
 
-    def add(self, job: Job[Worker]) -> None:
+    def add(self, job: Job[WorkerT]) -> None:
         """Add a job. Raises `QueueFull`.
 
         A job is accepted if all waiting sequences then fit in the queue. If they do not fit, it is still accepted if it
@@ -100,7 +100,7 @@ class JobQueue(Generic[Worker]):
         self.sequences += asked
         self._insert(job, job.arrived)
 
-    def take(self, now: float) -> tuple[Job[Worker], int]:
+    def take(self, now: float) -> tuple[Job[WorkerT], int]:
         """Remove the sequence that starts next, and return its job and its index in the job."""
         _, job = self._jobs[0]
         index = job.waiting.popleft()
@@ -112,7 +112,7 @@ class JobQueue(Generic[Worker]):
             self._insert(job, now)
         return job, index
 
-    def discard(self, job: Job[Worker], index: int | None = None) -> None:
+    def discard(self, job: Job[WorkerT], index: int | None = None) -> None:
         """Remove sequence `index` of a job, or all if it is None. Sequences that are not waiting are ignored."""
         kept = deque(waiting for waiting in job.waiting if waiting != index and index is not None)
         if len(kept) < len(job.waiting):
@@ -121,10 +121,10 @@ class JobQueue(Generic[Worker]):
             if not kept:
                 self._remove(job)
 
-    def _insert(self, job: Job[Worker], since: float) -> None:
+    def _insert(self, job: Job[WorkerT], since: float) -> None:
         bisect.insort(self._jobs, (since - job.head_start, job), key=_moment)
 
-    def _remove(self, job: Job[Worker]) -> None:
+    def _remove(self, job: Job[WorkerT]) -> None:
         del self._arrivals[job]
         self._jobs = [entry for entry in self._jobs if entry[1] is not job]
 
@@ -136,5 +136,5 @@ class JobQueue(Generic[Worker]):
         return f"{waiting}, with {self.sequences} sequences; {asked} more do not fit in the queue (job_queue_size={self._size})"
 
 
-def _moment(entry: tuple[float, Job[Worker]]) -> float:
+def _moment(entry: tuple[float, Job[WorkerT]]) -> float:
     return entry[0]

@@ -50,7 +50,7 @@ class Disconnected:
     """Put in the inbox when a worker's connection has ended."""
 
 
-class Call:
+class LoopCall:
     """Put in the inbox to run `action` between two steps. `done` gets what it returns or raises."""
 
     def __init__(self, action: Callable[[EngineLoop], Any], done: Future[Any]) -> None:
@@ -68,7 +68,7 @@ class _Nobody:
 NOBODY = _Nobody()
 """Stands for the worker of messages that no worker has sent."""
 
-Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected | Call]]
+Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected | LoopCall]]
 
 ChangeAdapter = Callable[[Worker, LoadAdapter | UnloadAdapter], None]
 """Starts to load or unload an adapter. The worker is told when it is done. Never blocks."""
@@ -143,7 +143,7 @@ class EngineLoop:
         return self._queue.sequences + self._inbox.qsize()
 
     def uses_adapter(self, name: str) -> bool:
-        """Tell whether a request that waits or runs needs an adapter. Only for a `Call`."""
+        """Tell whether a request that waits or runs needs an adapter. Only for a `LoopCall`."""
         return any(job.uses_adapter(name) for job in self._jobs.values())
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ class EngineLoop:
             if not self._sequences:
                 self._backend.on_idle()
 
-    def _handle(self, worker: Worker, message: WorkerMessage | Disconnected | Call) -> None:
+    def _handle(self, worker: Worker, message: WorkerMessage | Disconnected | LoopCall) -> None:
         if isinstance(message, Submit):
             self._submit(worker, message)
         elif isinstance(message, Abort):
@@ -192,13 +192,13 @@ class EngineLoop:
                 self._abort(job, message.index)
         elif isinstance(message, LoadAdapter | UnloadAdapter):
             self._change_adapter(worker, message)
-        elif isinstance(message, Call):
+        elif isinstance(message, LoopCall):
             self._call(message)
         else:
             for job in [job for (owner, _), job in self._jobs.items() if owner is worker]:
                 self._forget(job)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: LoopCall) -> None:
         try:
             call.done.set_result(call.action(self))
         except Exception as error:  # noqa: BLE001  whoever waits for it handles it; no request is affected

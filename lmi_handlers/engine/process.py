@@ -23,7 +23,7 @@ from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, Un
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.adapter_manager import AdapterManager
-from lmi_handlers.engine.adapter_registry import Registered, read_registry
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters, own_adapter
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
@@ -107,7 +107,7 @@ def _serve(
         open=AdapterSources(settings.properties, files.path).open,
         open_own=lambda path: own_adapter(path, settings.properties),
         adapters={
-            name: Registered(str(source), folder=str(files.adapters[name]))
+            name: RegisteredAdapter(str(source), folder=str(files.adapters[name]))
             for name, source in find_adapters(settings.properties, files.path).items()
             if name in files.adapters
         },

@@ -12,8 +12,8 @@ from lmi_handlers.core.affinity import choose
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import AdapterExists, DeadlineExceeded, EngineError, LMIError, RequestError
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
-from lmi_handlers.engine.adapter_registry import Registered, read_registry
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
+from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.status import EngineState, EngineStatus, Status
 
@@ -55,7 +55,7 @@ class Replicas:
         """The state of the model."""
         return self.status.state
 
-    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> Generation:
+    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request like `EngineClient.submit`, which says what is raised."""
         return self.choose(prompts[0]).submit(prompts, request, deadline)
 
@@ -68,7 +68,7 @@ class Replicas:
         have again what was registered before. If the time is up, loading goes on, and nothing is undone.
         """
         deadline = time.monotonic() + timeout
-        wanted = Registered(source, pinned, time.time_ns())
+        wanted = RegisteredAdapter(source, pinned, time.time_ns())
         before = (read_registry(self._runtime_dir) or {}).get(name)
         try:
             self._load(name, wanted, deadline, replace=replace)
@@ -84,13 +84,13 @@ class Replicas:
         deadline = time.monotonic() + timeout
         self._in_each(lambda client: client.unload_adapter(name, timeout=_left(deadline)))
 
-    def _load(self, name: str, adapter: Registered, deadline: float, *, replace: bool) -> None:
+    def _load(self, name: str, adapter: RegisteredAdapter, deadline: float, *, replace: bool) -> None:
         def load(client: EngineClient) -> None:
             client.load_adapter(name, adapter, timeout=_left(deadline), replace=replace)
 
         self._in_each(load)
 
-    def _undo(self, name: str, version: int, before: Registered | None, deadline: float) -> None:
+    def _undo(self, name: str, version: int, before: RegisteredAdapter | None, deadline: float) -> None:
         """Take back the change to `version`, unless there has been another. An engine that follows may have begun to."""
         now = (read_registry(self._runtime_dir) or {}).get(name)
         if now is not None and now.version != version:

@@ -28,7 +28,7 @@ from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.formatting.client import FormatterClient
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
-from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
+from lmi_handlers.models.registry import RUNTIME_VARIABLE, RegisteredModel
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.preflight.configuration import (
@@ -264,7 +264,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
 
 
 def _app_of(
-    bodies: ArrivingBodies, has_console: bool, front: FrontRoutes, entry: Registered, runtime_dir: Path
+    bodies: ArrivingBodies, has_console: bool, front: FrontRoutes, entry: RegisteredModel, runtime_dir: Path
 ) -> ModelApp:
     configuration = _configuration_of(entry)
     engines = configuration.engine_settings(str(runtime_dir), 0.0).each
@@ -274,7 +274,7 @@ def _app_of(
     return app
 
 
-def _configuration_of(entry: Registered) -> Configuration:
+def _configuration_of(entry: RegisteredModel) -> Configuration:
     environ = model_environ(os.environ, entry.directory)
     return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
 

@@ -15,14 +15,14 @@ from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.memory import free_for, needed_memory
-from lmi_handlers.models.registry import Registered
+from lmi_handlers.models.registry import RegisteredModel
 from lmi_handlers.models.settings import ManagerSettings
 from lmi_handlers.preflight.checks import mistakes, warnings
 from lmi_handlers.preflight.configuration import examine_configuration, model_environ
 from lmi_handlers.workers.parent import ignore_signals, read_settings, wait_for_end_of_parent
 
 
-def plan(entry: Registered, runtime_dir: Path) -> Plan:
+def plan(entry: RegisteredModel, runtime_dir: Path) -> Plan:
     """Read and check the configuration of a model. Raises `ConfigError`."""
     environ = model_environ(os.environ, entry.directory)
     configuration = examine_configuration(environ, {"option.model_name": entry.name} | entry.options)

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import EngineNotReady
-from lmi_handlers.models.messages import Answer, Command, Refused
+from lmi_handlers.models.messages import Command, CommandResult, Refused
 from lmi_handlers.models.registry import manager_socket
 from lmi_handlers.workers.channel import Channel
 
-_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_decoder: msgspec.msgpack.Decoder[CommandResult] = msgspec.msgpack.Decoder(CommandResult)
 
 
 def ask(runtime_dir: Path, command: Command) -> None:
@@ -20,7 +20,7 @@ def ask(runtime_dir: Path, command: Command) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.connect(str(manager_socket(runtime_dir)))
-            channel: Channel[Command, Answer] = Channel(sock, _decoder)
+            channel: Channel[Command, CommandResult] = Channel(sock, _decoder)
             channel.send(command)
         except OSError as error:
             raise EngineNotReady("the manager of models does not answer") from error

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, LMIError, LoadFailed
-from lmi_handlers.models.messages import Answer, Command, Done, Refused
+from lmi_handlers.models.messages import Command, CommandResult, Done, Refused
 from lmi_handlers.workers.channel import Channel, ProtocolError
 
 _ACCEPT_PAUSE = 1.0
@@ -35,8 +35,8 @@ def accept_one(listener: socket.socket, carry_out: CarryOut) -> None:
 
 
 def _answer(sock: socket.socket, carry_out: CarryOut) -> None:
-    channel: Channel[Answer, Command] = Channel(sock, msgspec.msgpack.Decoder(Command))
-    answer: Answer = Done()
+    channel: Channel[CommandResult, Command] = Channel(sock, msgspec.msgpack.Decoder(Command))
+    answer: CommandResult = Done()
     try:
         command = next(channel.receive(), None)
         if command is not None:

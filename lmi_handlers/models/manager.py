@@ -20,10 +20,10 @@ from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, NoRoomYe
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.models.command_socket import accept_one
 from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
-from lmi_handlers.models.processes import Processes
+from lmi_handlers.models.processes import ModelProcesses
 from lmi_handlers.models.registry import (
     ModelState,
-    Registered,
+    RegisteredModel,
     check_model_name,
     manager_socket,
     model_runtime_dir,
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     free: Callable[[], int | None]
 
 
-Planner = Callable[[Registered, Path], Plan]
+Planner = Callable[[RegisteredModel, Path], Plan]
 """Reads and checks the configuration of a model, which gets the runtime directory. Raises `ConfigError`."""
 
 
@@ -78,7 +78,7 @@ class Manager:
             listener.bind(str(manager_socket(self._runtime_dir)))
             listener.listen(64)
             entries = [
-                Registered(name=name, url=url, at_start=True, since=time.time())
+                RegisteredModel(name=name, url=url, at_start=True, since=time.time())
                 for name, url in models_at_start(self._settings.store)
             ]
             threading.Thread(target=self._load_first, args=(self._slots.begin(entries),), daemon=True).start()
@@ -121,7 +121,7 @@ class Manager:
     def load(self, command: Load) -> None:
         """Load a model. Raises the error for which it could not be loaded; then nothing of it is left."""
         check_model_name(command.name)
-        entry = Registered(name=command.name, url=command.url, options=command.options, since=time.time())
+        entry = RegisteredModel(name=command.name, url=command.url, options=command.options, since=time.time())
         slot, before = self._slots.add(entry)
         if before is not None:
             self._clean_up(before)
@@ -281,7 +281,7 @@ class Manager:
         self._slots.change(slot, ModelState.FAILED, cause=str(error))
         slot.files.close()
 
-    def _planned(self, slot: Slot, options: dict[str, str]) -> tuple[Registered, Plan]:
+    def _planned(self, slot: Slot, options: dict[str, str]) -> tuple[RegisteredModel, Plan]:
         """Get the files of a model, and check its configuration. Raises the error that prevents that."""
         entry = msgspec.structs.replace(slot.entry, options=options, number=next(self._numbers))
         if not entry.directory:
@@ -290,13 +290,13 @@ class Manager:
         plan = self._plan(entry, model_runtime_dir(self._runtime_dir, entry.number))
         return msgspec.structs.replace(entry, memory=plan.memory), plan
 
-    def _prepare(self, slot: Slot, planned: Registered, plan: Plan, state: ModelState) -> None:
+    def _prepare(self, slot: Slot, planned: RegisteredModel, plan: Plan, state: ModelState) -> None:
         """Make room for a model, make its runtime directory, and tell the web workers. The caller holds `changing`.
 
         Raises the error that prevents that. Then `_end` drops what there is.
         """
         self._room.take(slot, plan.memory, plan.free)
-        slot.processes = Processes(plan.engine, lambda failed: self._failed(slot, failed))
+        slot.processes = ModelProcesses(plan.engine, lambda failed: self._failed(slot, failed))
         slot.idle_timeout = plan.engine.properties.idle_timeout
         runtime_dir = Path(plan.engine.runtime_dir)
         runtime_dir.mkdir(mode=0o700)
@@ -333,7 +333,7 @@ class Manager:
         finally:
             slot.room = None
 
-    def _drain_and_stop(self, processes: Processes) -> None:
+    def _drain_and_stop(self, processes: ModelProcesses) -> None:
         runtime_dir = Path(processes.settings.runtime_dir)
         deadline = time.monotonic() + self._settings.drain_seconds
         try:
@@ -344,7 +344,7 @@ class Manager:
         finally:
             shutil.rmtree(runtime_dir, ignore_errors=True)
 
-    def _failed(self, slot: Slot, processes: Processes) -> None:
+    def _failed(self, slot: Slot, processes: ModelProcesses) -> None:
         """Called when all engines of a model have given up. If it was being loaded, whoever waits for that notices."""
         with self._slots.lock:
             if slot.processes is not processes or not self._slots.change(

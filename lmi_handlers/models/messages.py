@@ -60,4 +60,4 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Command = Load | Unload | Wake | Scale
-Answer = Done | Refused
+CommandResult = Done | Refused

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmi_handlers.core.beside import RunBeside
-from lmi_handlers.models.registry import Registered, users_file
+from lmi_handlers.models.registry import RegisteredModel, users_file
 from lmi_handlers.serving.served import Served
 
 _TOUCH_INTERVAL = 0.5
@@ -34,7 +34,7 @@ class ModelApp(Protocol):
 class OnShelf:
     """A model's application and its requests in flight. The manager ends no engine that may still get some."""
 
-    def __init__(self, entry: Registered, runtime_dir: Path, app: ModelApp) -> None:
+    def __init__(self, entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> None:
         self.entry = entry
         self.app = app
         self.in_flight = 0
@@ -82,7 +82,7 @@ def uses_model(environ: Mapping[str, Any]) -> bool:
     return environ["REQUEST_METHOD"] not in _READING
 
 
-def put_on_shelf(entry: Registered, runtime_dir: Path, app: ModelApp) -> OnShelf:
+def put_on_shelf(entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> OnShelf:
     """Return a model that this worker serves from now on. Raises `OSError` if its directory has gone."""
     try:
         return OnShelf(entry, runtime_dir, app)

@@ -21,10 +21,10 @@ _LOOK_INTERVAL = 0.05
 logger = logging.getLogger(__name__)
 
 
-class Processes:
+class ModelProcesses:
     """One supervisor per engine, each in a thread. `on_failure` is called once all of them have given up."""
 
-    def __init__(self, settings: EngineSettings, on_failure: Callable[[Processes], None]) -> None:
+    def __init__(self, settings: EngineSettings, on_failure: Callable[[ModelProcesses], None]) -> None:
         self.settings = settings
         self.failure: LMIError | None = None
         self.publishers = metrics_publishers(

@@ -37,7 +37,7 @@ RUNNING = (ModelState.LOADING, ModelState.READY, ModelState.WAKING)
 """States of models with engines, which web workers connect to."""
 
 
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model. `url` is where it was loaded from, and `directory` where its files are.
 
     `options` take precedence over its serving.properties. `number` is another one whenever its engines are started. It
@@ -57,7 +57,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
 
 
-Models = dict[str, Registered]
+Models = dict[str, RegisteredModel]
 """Models by name, in order of arrival."""
 
 

@@ -20,7 +20,7 @@ from lmi_handlers.models.registry import (
     RUNNING,
     Models,
     ModelState,
-    Registered,
+    RegisteredModel,
     model_runtime_dir,
     models_file,
     read_models,
@@ -47,7 +47,7 @@ class Shelf:
     def __init__(
         self,
         runtime_dir: Path,
-        make: Callable[[Registered, Path], ModelApp],
+        make: Callable[[RegisteredModel, Path], ModelApp],
         *,
         patience: float,
         most_waiting: int,
@@ -98,7 +98,7 @@ class Shelf:
         models = self.models or {}
         return next(iter(models)) if len(models) == 1 else None
 
-    def state_of(self, entry: Registered) -> tuple[EngineState | ModelState, str]:
+    def state_of(self, entry: RegisteredModel) -> tuple[EngineState | ModelState, str]:
         """Return the state of a model, as this worker knows it, and what it is doing or why it has failed."""
         if self.draining:
             return EngineState.DRAINING, "the server is shutting down"
@@ -136,7 +136,7 @@ class Shelf:
         finally:
             self._waiting -= 1
 
-    def _entry(self, name: str) -> Registered:
+    def _entry(self, name: str) -> RegisteredModel:
         entry = self._models.get(name) if self._models else None
         if entry is None or entry.state not in RUNNING or name not in self._held:
             entry = (self.models or {}).get(name)
@@ -255,7 +255,7 @@ class Shelf:
                 if entry.state in RUNNING and entry.name not in self._held and entry.number not in self._failures:
                     self._add(entry)
 
-    def _add(self, entry: Registered) -> None:
+    def _add(self, entry: RegisteredModel) -> None:
         runtime_dir = model_runtime_dir(self.runtime_dir, entry.number)
         if not runtime_dir.is_dir():  # the number is that from before the model fell asleep: it will get another
             return

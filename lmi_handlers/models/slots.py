@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lmi_handlers.core.errors import EngineNotReady, InsufficientMemory, ModelExists, ModelNotFound
-from lmi_handlers.models.registry import ModelState, Registered, model_runtime_dir, users_file, write_models
+from lmi_handlers.models.registry import ModelState, RegisteredModel, model_runtime_dir, users_file, write_models
 
 if TYPE_CHECKING:
-    from lmi_handlers.models.processes import Processes
+    from lmi_handlers.models.processes import ModelProcesses
 
 MAX_MODELS = 1000
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class Slot:
     """A model in the manager. Whoever starts or ends its processes holds `changing`."""
 
-    def __init__(self, entry: Registered) -> None:
+    def __init__(self, entry: RegisteredModel) -> None:
         self.entry = entry
         self.changing = threading.Lock()
-        self.processes: Processes | None = None
+        self.processes: ModelProcesses | None = None
         self.files = contextlib.ExitStack()
         self.idle_timeout: int | None = None
         self.failures = 0
@@ -71,7 +71,7 @@ class Slots:
             raise ModelNotFound(f"Model or workflow not found: {name[:128]}")
         return slot
 
-    def begin(self, entries: Iterable[Registered]) -> list[Slot]:
+    def begin(self, entries: Iterable[RegisteredModel]) -> list[Slot]:
         """Add the models that are served from the start, and return them."""
         with self.lock:
             for entry in entries:
@@ -79,7 +79,7 @@ class Slots:
             self._publish()
             return self.all()
 
-    def add(self, entry: Registered) -> tuple[Slot, Slot | None]:
+    def add(self, entry: RegisteredModel) -> tuple[Slot, Slot | None]:
         """Add a model. Returns it and the one of that name that had failed, if any.
 
         Raises `ModelExists` and `InsufficientMemory`.
@@ -117,7 +117,7 @@ class Slots:
         *,
         only_from: ModelState | None = None,
         cause: str = "",
-        entry: Registered | None = None,
+        entry: RegisteredModel | None = None,
     ) -> bool:
         """Change the state of a model, and with `entry`, what else is known of it.
 
@@ -131,7 +131,7 @@ class Slots:
             self._publish()
             return True
 
-    def advance(self, slot: Slot, state: ModelState, *, entry: Registered | None = None) -> None:
+    def advance(self, slot: Slot, state: ModelState, *, entry: RegisteredModel | None = None) -> None:
         """Change the state of a model that is being started. Raises `ModelNotFound` if it is being unloaded."""
         if not self.change(slot, state, entry=entry):
             slot.check_wanted()

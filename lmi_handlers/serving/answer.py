@@ -12,7 +12,7 @@ from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.engine.client import Generation
+from lmi_handlers.engine.client import InFlightRequest
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
@@ -31,7 +31,7 @@ class Answer:
 
     def __init__(
         self,
-        generation: Generation | BeamGeneration,
+        generation: InFlightRequest | BeamGeneration,
         formatter: Formatter,
         texts: Sequence[SequenceText | PooledPrompt],
         usage: Usage,

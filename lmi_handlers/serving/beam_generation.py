@@ -26,7 +26,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState
@@ -39,11 +39,11 @@ _QUEUE_RETRY = 0.1
 
 
 class BeamGeneration:
-    """Beam search with the interface of a `Generation`. Iterating yields one list: all prompts' complete sequences.
+    """Beam search with the interface of an `InFlightRequest`. Iterating yields one list: all prompts' complete sequences.
 
     The `sampling_params.n` best beams of prompt i are the sequences from i * n on, best first. Raises the same errors
-    as a `Generation`. One deadline applies to all steps, and one cutoff, at which the best beams so far are the answer. The
-    first step is submitted at once.
+    as an `InFlightRequest`. One deadline applies to all steps, and one cutoff, at which the best beams so far are the
+    answer. The first step is submitted at once.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BeamGeneration:
     def abort(self, index: int) -> None:
         """Does nothing: sequences are only yielded after the engine has finished."""
 
-    def _submit(self, sampling_params: SamplingParams) -> Generation:
+    def _submit(self, sampling_params: SamplingParams) -> InFlightRequest:
         """Submit every live beam as a prompt."""
         beams = [
             msgspec.structs.replace(prompt, token_ids=[*prompt.token_ids, *beam.token_ids])

@@ -12,7 +12,7 @@ from lmi_handlers.core.errors import InvalidRequest, LMIError, TurnConflict
 from lmi_handlers.core.outputs import TextDelta
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImageSource, RenderedPrompt
 from lmi_handlers.serving.parsed import FormatterFactory, Parsed
-from lmi_handlers.sessions.store import Session
+from lmi_handlers.sessions.store import StoredSession
 
 MAX_CONVERSATION_BYTES = 1 << 20
 """Size of a conversation as JSON, images in `data:` URLs included."""
@@ -27,7 +27,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[ImageSource, ...] = ()
 
 
-def continue_conversation(parsed: Parsed, session: Session, max_messages: int) -> Parsed:
+def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: int) -> Parsed:
     """Put the session's conversation in front of the request's messages. Its answer continues the conversation.
 
     If the answer does not become complete, the conversation stays as it was, and the client may send the turn again.
@@ -74,7 +74,7 @@ def continue_conversation(parsed: Parsed, session: Session, max_messages: int) -
 class _Factory:
     """Makes the formatter of a turn."""
 
-    def __init__(self, inner: FormatterFactory, session: Session, kept: bytes | None, turn: Conversation) -> None:
+    def __init__(self, inner: FormatterFactory, session: StoredSession, kept: bytes | None, turn: Conversation) -> None:
         self._inner = inner
         self._session = session
         self._kept = kept

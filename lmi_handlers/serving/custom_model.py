@@ -15,7 +15,7 @@ from lmi_handlers.core.errors import RefusedByCode
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.client import CodeClient, Invocation
 from lmi_handlers.custom_code.messages import ChangeAdapter, Invoke
-from lmi_handlers.engine.adapter_registry import Registered, read_registry
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.serving.served import PATIENCE, Served
 
 
@@ -37,7 +37,7 @@ class CustomModel(Served):
         self._client.end_draining()
 
     @property
-    def adapters(self) -> dict[str, Registered]:
+    def adapters(self) -> dict[str, RegisteredAdapter]:
         """The adapters that the code has loaded, by name."""
         return read_registry(self.runtime_dir) or {}
 

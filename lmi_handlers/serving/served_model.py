@@ -25,8 +25,8 @@ from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient
-from lmi_handlers.engine.adapter_registry import Registered, read_registry
-from lmi_handlers.engine.client import Generation
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
+from lmi_handlers.engine.client import InFlightRequest
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState, Status, not_ready
@@ -121,7 +121,7 @@ class ServedModel(Served):
             self.formatters.end_draining()
 
     @property
-    def adapters(self) -> dict[str, Registered]:
+    def adapters(self) -> dict[str, RegisteredAdapter]:
         """The adapters that are loaded, by name."""
         return read_registry(self.runtime_dir) or {}
 
@@ -208,7 +208,7 @@ class ServedModel(Served):
         request: GenerationRequest,
         prompts: list[EncodedPrompt],
         deadline: Deadline,
-    ) -> Generation | BeamGeneration:
+    ) -> InFlightRequest | BeamGeneration:
         if request.beam_search is None:
             return self._client.submit(prompts, request, deadline)
         return BeamGeneration(

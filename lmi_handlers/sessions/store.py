@@ -29,7 +29,7 @@ class UnknownSession(InvalidRequest):
     code = "unknown_session"
 
 
-class Session:
+class StoredSession:
     """A session: an id that nobody can guess, and a folder with what is kept until `expires`, in seconds since 1970."""
 
     def __init__(self, path: Path, expires: float) -> None:
@@ -86,7 +86,7 @@ class SessionStore:
         self._limit = limit
         self._swept = -_SWEEP_INTERVAL
 
-    def create(self) -> Session:
+    def create(self) -> StoredSession:
         """Begin a session. Raises `QueueFull` if there are too many, or if there is no room."""
         with _room():
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,16 +96,16 @@ class SessionStore:
             unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))
             try:
                 (unnamed / _EXPIRES).write_text(repr(expires))
-                return Session(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
+                return StoredSession(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
             except BaseException:
                 shutil.rmtree(unnamed, ignore_errors=True)
                 raise
 
-    def open(self, session_id: str) -> Session:
+    def open(self, session_id: str) -> StoredSession:
         """Return a session that has begun. Raises `UnknownSession`."""
         if not _ID.fullmatch(session_id):
             raise _unknown(session_id)
-        session = Session(self._directory / session_id, _expires(self._directory / session_id))
+        session = StoredSession(self._directory / session_id, _expires(self._directory / session_id))
         if session.expires <= time.time():
             raise _unknown(session_id)
         return session

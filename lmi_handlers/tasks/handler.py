@@ -50,27 +50,27 @@ _CSV = "text/csv"
 logger = logging.getLogger(__name__)
 
 
-Answer = Output | Exception
+Outcome = Output | Exception
 
 
-def load(code: CustomCode) -> Callable[[Input], list[Answer] | None]:
+def load(code: CustomCode) -> Callable[[Input], list[Outcome] | None]:
     """Return the function. Its first call loads the model."""
-    return Handler(code)
+    return TaskHandler(code)
 
 
-class Handler:
+class TaskHandler:
     """Answers batches of requests. A request that fails fails alone."""
 
     def __init__(self, code: CustomCode) -> None:
         self._code = code
         self._task: Task | None = None
 
-    def __call__(self, inputs: Input) -> list[Answer] | None:
+    def __call__(self, inputs: Input) -> list[Outcome] | None:
         if self._task is None:
             self._task = _load_task(self._code, int(inputs.get_property("device_id") or -1))
             return None
         requests = inputs.get_batches()
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Outcome] = {}
         groups: dict[bytes, dict[int, Body]] = {}
         for place, request in enumerate(requests):
             body = _read(request, self._task)
@@ -83,7 +83,7 @@ class Handler:
         return [answers[place] for place in range(len(requests))]
 
 
-def _answer(task: Task, requests: list[Input], group: dict[int, Body]) -> dict[int, Answer]:
+def _answer(task: Task, requests: list[Input], group: dict[int, Body]) -> dict[int, Outcome]:
     """Return the answers to requests with equal parameters. If they fail together, each is tried alone."""
     items = [item for body in group.values() for item in body.items]
     parameters = next(iter(group.values())).parameters

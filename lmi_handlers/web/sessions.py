@@ -23,7 +23,7 @@ from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.conversation import continue_conversation
 from lmi_handlers.serving.parsed import Parsed
-from lmi_handlers.sessions.store import Session, SessionStore
+from lmi_handlers.sessions.store import SessionStore, StoredSession
 from lmi_handlers.web.exchange import Exchange
 
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
@@ -94,7 +94,7 @@ class Sessions:
 
         return _InSession(dialect, enter)
 
-    def _begin(self, exchange: Exchange) -> Session:
+    def _begin(self, exchange: Exchange) -> StoredSession:
         session = self._store.create()
         for name in (SESSION_ID, NEW_SESSION_ID):  # SageMaker knows the first, clients of vLLM's containers both
             exchange.headers[name] = session.announcement

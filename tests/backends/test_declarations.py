@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends import BACKENDS, registry
-from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 from lmi_handlers.config.option import Option, PositiveInt
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -61,7 +61,7 @@ def test_option_that_two_backends_declare() -> None:
         ({"aliases": ("auto",)}, "declares a name that already exists: auto"),
         ({"name": "server"}, "declares a name that already exists: server"),
         (
-            {"handlers": {"djl_python.huggingface": Handler()}},
+            {"handlers": {"djl_python.huggingface": LmiHandler()}},
             "declares a handler that already exists: djl_python.huggingface",
         ),
     ],

@@ -23,8 +23,8 @@ from transform import Container, container, read_lines, transform, write_lines
 from waiting import still_running, wait_until
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.tools.batch_transform.endpoint import Endpoint, Unreachable
-from lmi_handlers.tools.batch_transform.job import FileReport, Job
+from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
+from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
 from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
 from lmi_handlers.tools.batch_transform.transform import Transform
@@ -233,7 +233,7 @@ def test_what_a_server_wants_is_kept_within_the_limits() -> None:
 def test_key_that_cannot_be_a_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "a\nb")
     with pytest.raises(ConfigError, match="API_KEY"):
-        Endpoint("http://127.0.0.1:1")
+        ServerClient("http://127.0.0.1:1")
 
 
 def test_job_from_s3_to_s3(s3: S3Server, echo_server: Server) -> None:
@@ -291,7 +291,7 @@ def test_job_whose_server_is_gone_leaves_nothing_behind(tmp_path: Path) -> None:
     settings = settle(Choices(max_records=2), ExecutionParameters(), "a.jsonl")
     folder = open_folder(str(tmp_path / "out"))
     reports: list[FileReport] = []
-    job = Job(Transform(Endpoint("http://127.0.0.1:1"), settings), settings, folder, reports.append)
+    job = TransformJob(Transform(ServerClient("http://127.0.0.1:1"), settings), settings, folder, reports.append)
     with pytest.raises(Unreachable, match="Connection refused"):
         job.run(find_inputs(str(tmp_path / "in")))
     assert reports == []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmi_command import lmi
 
-from lmi_handlers.tools.client.calls import Call, as_printed, mistakes
+from lmi_handlers.tools.client.calls import AwsCall, as_printed, mistakes
 
 DATA = Path(__file__).parent.parent / "data" / "deploy"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handlers:1"
@@ -225,7 +225,7 @@ def test_calls_are_valid_for_every_combination_of_options(arguments: list[str]) 
     calls = dry_run("--model-data", "s3://bucket/model/", "--instance-type", "ml.g5.xlarge", *arguments)
     assert calls[0]["operation"] == "create_model"
     for call in calls:
-        made = Call(call["service"], call["operation"], call["parameters"])
+        made = AwsCall(call["service"], call["operation"], call["parameters"])
         assert mistakes(made) == []
 
 
@@ -297,7 +297,7 @@ def test_options_that_cannot_work_are_refused(arguments: tuple[str, ...], messag
 def test_bounds_of_nested_values_are_checked() -> None:
     variant = {"VariantName": "v", "VolumeSizeInGB": 513}
     tags = [{"Key": "k", "Value": "v"}] * 51
-    call = Call(
+    call = AwsCall(
         "sagemaker",
         "create_endpoint_config",
         {"EndpointConfigName": "c", "ProductionVariants": [variant], "Tags": tags},
@@ -306,15 +306,15 @@ def test_bounds_of_nested_values_are_checked() -> None:
         "CreateEndpointConfig: ProductionVariants[0].VolumeSizeInGB must be at most 512, got 513",
         "CreateEndpointConfig: Tags must be at most 50 entries, got 51",
     ]
-    assert mistakes(Call("sagemaker", "create_model", {"Modelname": "x"})) == [
+    assert mistakes(AwsCall("sagemaker", "create_model", {"Modelname": "x"})) == [
         'CreateModel: Missing required parameter in input: "ModelName"',
-        next(line for line in mistakes(Call("sagemaker", "create_model", {"Modelname": "x"})) if "Unknown" in line),
+        next(line for line in mistakes(AwsCall("sagemaker", "create_model", {"Modelname": "x"})) if "Unknown" in line),
     ]
 
 
 def test_printed_calls_have_no_secrets() -> None:
     environment = {"API_KEY": "k3y", "MAX_TOKENS": "5", "URL": "https://me:pass@host/?signature=abc"}
-    printed = as_printed(Call("sagemaker", "create_model", {"PrimaryContainer": {"Environment": environment}}))
+    printed = as_printed(AwsCall("sagemaker", "create_model", {"PrimaryContainer": {"Environment": environment}}))
     assert printed["parameters"]["PrimaryContainer"]["Environment"] == {
         "API_KEY": "******",
         "MAX_TOKENS": "5",

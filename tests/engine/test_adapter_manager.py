@@ -20,7 +20,7 @@ from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import adapter_manager
 from lmi_handlers.engine.adapter_manager import AdapterManager
-from lmi_handlers.engine.adapter_registry import Adapters, Registered, changing, read_registry
+from lmi_handlers.engine.adapter_registry import Adapters, RegisteredAdapter, changing, read_registry
 from lmi_handlers.engine.adapters import Stores, local_source
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
@@ -84,7 +84,7 @@ class Adapted:
             runtime_dir=self.runtime_dir,
             open=self.open,
             open_own=contextlib.nullcontext,
-            adapters={"own": Registered(str(path), folder=str(path))} if own else {},
+            adapters={"own": RegisteredAdapter(str(path), folder=str(path))} if own else {},
             reserved=("model",),
         )
         self.manager.restore()
@@ -114,8 +114,8 @@ class Adapted:
     def registry(self) -> Adapters:
         return read_registry(self.runtime_dir) or {}
 
-    def registered(self, source: str, version: int, *, pinned: bool = False) -> Registered:
-        return Registered(source, pinned, version, str(self.store / source))
+    def registered(self, source: str, version: int, *, pinned: bool = False) -> RegisteredAdapter:
+        return RegisteredAdapter(source, pinned, version, str(self.store / source))
 
     def stop(self) -> None:
         self._loop.stop()
@@ -258,13 +258,15 @@ def test_registered_adapter_is_loaded_once_its_source_answers(
     assert adapted.send(LoadAdapter(1, "x", "unreachable", 1)) == "S3 does not answer"
     assert adapted.send(LoadAdapter(2, "y", "a", 2)) == ""
     with changing(adapted.runtime_dir) as adapters:
-        adapters.update({"x": Registered("unreachable", version=3), "y": Registered("unreachable", version=4)})
+        adapters.update(
+            {"x": RegisteredAdapter("unreachable", version=3), "y": RegisteredAdapter("unreachable", version=4)}
+        )
     restarted = Adapted(tmp_path)
     adapted.manager.follow()
     wait_until(lambda: adapted.backend.capabilities.adapters == restarted.backend.capabilities.adapters == ())
     assert sorted(adapted.registry) == ["x", "y"]
     with changing(adapted.runtime_dir) as adapters:
-        adapters.update({"x": Registered("b", version=3), "y": Registered("c", version=4)})
+        adapters.update({"x": RegisteredAdapter("b", version=3), "y": RegisteredAdapter("c", version=4)})
     for engine in (adapted, restarted):
         engine.manager.follow()
     wait_until(lambda: sorted(adapted.manager.names) == sorted(restarted.manager.names) == ["x", "y"])

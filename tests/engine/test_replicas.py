@@ -22,7 +22,7 @@ from waiting import wait_until
 
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.engine.replicas import Replicas, ReplicaStatus
@@ -103,7 +103,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[list[Engine], Replicas]]:
         engine.stop()
 
 
-def submit(replicas: Replicas, prompt: bytes) -> Generation:
+def submit(replicas: Replicas, prompt: bytes) -> InFlightRequest:
     request = GenerationRequest(request_id="r", prompts=())
     return replicas.submit(encoded(prompt), request, Deadline(time.monotonic() + 60))
 

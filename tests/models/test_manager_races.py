@@ -18,8 +18,8 @@ from lmi_handlers.launch.model_manager import plan
 from lmi_handlers.models import manager
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.messages import Load
-from lmi_handlers.models.processes import Processes
-from lmi_handlers.models.registry import Models, ModelState, Registered, read_models
+from lmi_handlers.models.processes import ModelProcesses
+from lmi_handlers.models.registry import Models, ModelState, RegisteredModel, read_models
 from lmi_handlers.models.settings import ManagerSettings
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
@@ -41,7 +41,7 @@ class Bench:
         )
         self.manager = Manager(settings, self._plan)
 
-    def _plan(self, entry: Registered, runtime_dir: Path) -> Plan:
+    def _plan(self, entry: RegisteredModel, runtime_dir: Path) -> Plan:
         self.plans += 1
         self.held.wait(120)
         return plan(entry, runtime_dir)
@@ -213,9 +213,9 @@ def test_a_directory_without_a_model(bench: Bench) -> None:
 
 
 def test_processes_may_be_stopped_before_they_are_started(bench: Bench) -> None:
-    entry = Registered(name="a", url="a", directory=str(bench.store / "a"))
+    entry = RegisteredModel(name="a", url="a", directory=str(bench.store / "a"))
     settings = plan(entry, bench.runtime / "model-1").engine
-    processes = Processes(settings, lambda _: None)
+    processes = ModelProcesses(settings, lambda _: None)
     processes.stop()
     processes.start()  # by a thread that has not noticed yet
     assert not processes.wait_serving()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lmi_handlers.core.errors import InsufficientMemory, NoRoomYet
-from lmi_handlers.models.registry import ModelState, Registered, model_runtime_dir, users_file
+from lmi_handlers.models.registry import ModelState, RegisteredModel, model_runtime_dir, users_file
 from lmi_handlers.models.room import Room
 from lmi_handlers.models.slots import Slot, Slots
 
@@ -19,7 +19,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.slots = Slots(folder)
-        entries = [Registered(name=name, url=name, number=number) for number, name in enumerate("abc")]
+        entries = [RegisteredModel(name=name, url=name, number=number) for number, name in enumerate("abc")]
         self.a, self.b, self.c = self.slots.begin(entries)
         self.free = 5
         self.asleep: list[str] = []

@@ -14,7 +14,7 @@ from lmi_handlers.core.errors import EngineNotReady, NoRoomYet
 from lmi_handlers.models.command_socket import accept_one
 from lmi_handlers.models.messages import Command
 from lmi_handlers.models.on_shelf import ModelApp
-from lmi_handlers.models.registry import ModelState, Registered, manager_socket, write_models
+from lmi_handlers.models.registry import ModelState, RegisteredModel, manager_socket, write_models
 from lmi_handlers.models.shelf import Shelf
 
 
@@ -25,17 +25,17 @@ def runtime_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-def make(entry: Registered, runtime_dir: Path) -> ModelApp:
+def make(entry: RegisteredModel, runtime_dir: Path) -> ModelApp:
     raise AssertionError
 
 
 def test_a_model_that_got_room_and_does_not_wake_up_is_not_short_of_room(runtime_dir: Path) -> None:
-    model = Registered(name="a", url="a", state=ModelState.SLEEPING)
+    model = RegisteredModel(name="a", url="a", state=ModelState.SLEEPING)
     write_models(runtime_dir, {"a": model})
 
     def refuse(command: Command) -> None:
         """Another request is first, and gets the room."""
-        write_models(runtime_dir, {"a": Registered(name="a", url="a", state=ModelState.WAKING)})
+        write_models(runtime_dir, {"a": RegisteredModel(name="a", url="a", state=ModelState.WAKING)})
         raise NoRoomYet("2 models are loaded and in use")
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

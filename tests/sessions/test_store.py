@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_handlers.core.errors import QueueFull
-from lmi_handlers.sessions.store import Session, SessionStore, UnknownSession
+from lmi_handlers.sessions.store import SessionStore, StoredSession, UnknownSession
 
 
 def new_store(directory: Path, *, expiration: float = 60, limit: int = 10) -> SessionStore:
@@ -99,7 +99,7 @@ def test_of_two_writers_at_once_one_wins(store: SessionStore) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    assert sorted(Session.read(session, "turns") or b"") == sorted(b"".join(won)), "nothing that was kept is lost"
+    assert sorted(StoredSession.read(session, "turns") or b"") == sorted(b"".join(won)), "nothing that was kept is lost"
 
 
 _WITHOUT_ROOM = """

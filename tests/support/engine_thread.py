@@ -19,7 +19,7 @@ from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.admission import RollingBatch
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import (
     Ready,
@@ -58,12 +58,12 @@ def submit(
     timeout: float = 60,
     connected: Callable[[], bool] = lambda: True,
     **params: Any,
-) -> Generation:
+) -> InFlightRequest:
     request = GenerationRequest(request_id="r", prompts=(), sampling_params=SamplingParams(**params))
     return client.submit(encoded(*prompts), request, Deadline(time.monotonic() + timeout, connected))
 
 
-def texts_of(generation: Generation, count: int = 1) -> list[bytes]:
+def texts_of(generation: InFlightRequest, count: int = 1) -> list[bytes]:
     """The bytes of each sequence, once the generation has ended."""
     answers = [b""] * count
     with generation:

@@ -15,7 +15,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
-from lmi_handlers.tasks.handler import Answer, Handler
+from lmi_handlers.tasks.handler import Outcome, TaskHandler
 from lmi_handlers.tasks.media import ImageClassification
 
 RATE = 16_000
@@ -26,14 +26,16 @@ class TaskLoader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._loaded: dict[tuple[str, str], tuple[Handler, Path]] = {}
+        self._loaded: dict[tuple[str, str], tuple[TaskHandler, Path]] = {}
 
-    def __call__(self, name: str, task: str, **changes: Any) -> tuple[Handler, Path]:
+    def __call__(self, name: str, task: str, **changes: Any) -> tuple[TaskHandler, Path]:
         """Return the handler for a model of class `name` and its checkpoint. `changes` are of its configuration."""
         if (name, task) not in self._loaded:
             path = save_task_model(name, self._directory / f"{name}-{task}", **changes)
             options = ServingProperties(model_id=str(path), task=task)
-            handler = Handler(CustomCode(path="", function=task, directory=str(path), properties={}, options=options))
+            handler = TaskHandler(
+                CustomCode(path="", function=task, directory=str(path), properties={}, options=options)
+            )
             handler(Input({"device_id": "-1"}))
             self._loaded[name, task] = handler, path
         return self._loaded[name, task]
@@ -44,12 +46,12 @@ class TaskLoader:
                 handler._task._decoder.close()
 
 
-def ask(handler: Handler, *bodies: Any) -> list[Any]:
+def ask(handler: TaskHandler, *bodies: Any) -> list[Any]:
     """The answers to one batch of JSON bodies: JSON values, or errors."""
     return [value_of(answer) for answer in answers(handler, *map(as_json, bodies))]
 
 
-def answers(handler: Handler, *requests: Input) -> list[Answer]:
+def answers(handler: TaskHandler, *requests: Input) -> list[Outcome]:
     found = handler(Input.of_batch(list(requests)))
     assert found is not None
     return found
@@ -63,7 +65,7 @@ def of_type(content_type: str, data: bytes, **headers: str) -> Input:
     return Input({"Content-Type": content_type, **headers}, [("data", data)])
 
 
-def value_of(answer: Answer) -> Any:
+def value_of(answer: Outcome) -> Any:
     return json.loads(answer.data()) if isinstance(answer, Output) else answer
 
 

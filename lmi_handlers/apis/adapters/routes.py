@@ -26,7 +26,7 @@ from lmi_handlers.core.errors import (
     ModelNotFound,
     RequestFailed,
 )
-from lmi_handlers.engine.adapter_registry import Registered
+from lmi_handlers.engine.adapter_registry import RegisteredAdapter
 
 TAG = "Adapters"
 
@@ -39,7 +39,7 @@ class Managed(Protocol):
     name: str
 
     @property
-    def adapters(self) -> Mapping[str, Registered]:
+    def adapters(self) -> Mapping[str, RegisteredAdapter]:
         """The adapters that are loaded, by name."""
 
     def load_adapter(
@@ -225,7 +225,7 @@ def _check_model(model: Managed, path: Path) -> None:
         raise ModelNotFound(f"The model {path['model'][:128]!r} was not found")
 
 
-def _known(model: Managed, path: Path) -> Registered:
+def _known(model: Managed, path: Path) -> RegisteredAdapter:
     _check_model(model, path)
     known = model.adapters.get(path["adapter"])
     if known is None:

@@ -28,7 +28,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.models.messages import Load, Scale, Unload
 from lmi_handlers.models.on_shelf import OnShelf
-from lmi_handlers.models.registry import ModelState, Registered, check_model_name
+from lmi_handlers.models.registry import ModelState, RegisteredModel, check_model_name
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.models.source import name_of
 
@@ -231,7 +231,7 @@ def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
     return document([{"workflowName": entry.name, "models": [model]}])
 
 
-def _group(held: OnShelf, entry: Registered) -> dict[str, object]:
+def _group(held: OnShelf, entry: RegisteredModel) -> dict[str, object]:
     properties, since = held.app.model.properties, int(entry.since * 1000)
     workers = [
         {"id": number, "startTime": since, "status": entry.state.value.upper()}
@@ -247,14 +247,14 @@ def _describe_short(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
     return document({"modelName": item["modelName"], "modelUrl": item["modelUrl"]})
 
 
-def _known(shelf: Shelf, path: PathParameters) -> Registered:
+def _known(shelf: Shelf, path: PathParameters) -> RegisteredModel:
     entry = (shelf.models or {}).get(path["model"])
     if entry is None:
         raise ModelNotFound(f"Workflow not found: {path['model'][:128]}")
     return entry
 
 
-def _item(entry: Registered) -> dict[str, object]:
+def _item(entry: RegisteredModel) -> dict[str, object]:
     url = Path(entry.url).as_uri() if entry.at_start and entry.url.startswith("/") else entry.url
     return {"modelName": entry.name, "modelUrl": url, "status": _STATUSES[entry.state]}
 

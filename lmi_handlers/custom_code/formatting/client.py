@@ -26,9 +26,9 @@ from lmi_handlers.custom_code.formatting.messages import (
     Failed,
     Forget,
     Formatted,
+    FormattersReady,
     FromWorker,
-    Script,
-    Serving,
+    ScriptFormatters,
     ToWorker,
 )
 from lmi_handlers.engine.status import NOT_FINISHED
@@ -96,7 +96,7 @@ class FormatterClient:
 
     def __init__(self, socket_path: Path) -> None:
         self._ready = threading.Event()
-        self._scripts: dict[str, Script] = {}
+        self._scripts: dict[str, ScriptFormatters] = {}
         self._calls: dict[int, Calls] = {}
         self._numbers = itertools.count(1)
         self._sender: Sender[FromWorker] | None = None
@@ -115,7 +115,7 @@ class FormatterClient:
     def ready(self) -> bool:
         return self._ready.is_set()
 
-    def scripts(self, patience: float) -> dict[str, Script]:
+    def scripts(self, patience: float) -> dict[str, ScriptFormatters]:
         """Return what the files format, by adapter. Raises `EngineNotReady` unless it is known within so many seconds."""
         if not self._ready.is_set() and not self._ready.wait(patience):
             raise EngineNotReady(NOT_READY, code="formatters_not_ready")
@@ -152,7 +152,7 @@ class FormatterClient:
         sender = Sender(channel, _PROCESS)
         try:
             for message in channel.receive():
-                if isinstance(message, Serving):
+                if isinstance(message, FormattersReady):
                     self._scripts, self._sender = message.scripts, sender
                     self._ready.set()
                 elif (calls := self._calls.get(message.number)) is not None:

@@ -78,17 +78,17 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 # From the process
 
 
-class Script(msgspec.Struct, frozen=True, array_like=True):
+class ScriptFormatters(msgspec.Struct, frozen=True, array_like=True):
     """The formatters of a file. `tokens` formatters get tokens, `response` ones OpenAI's objects, `dict` ones LMI's dicts."""
 
     input: bool
     output: Literal["tokens", "response", "dict"] | None
 
 
-class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FormattersReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The first message: the files are loaded. `scripts` has them by adapter; "" is the model's own."""
 
-    scripts: dict[str, Script]
+    scripts: dict[str, ScriptFormatters]
 
 
 class Formatted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -107,4 +107,4 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FromWorker = FormatInput | Begin | Tokens | Forget | Records
-ToWorker = Serving | Formatted | Failed
+ToWorker = FormattersReady | Formatted | Failed

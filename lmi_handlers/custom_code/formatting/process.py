@@ -25,9 +25,9 @@ from lmi_handlers.custom_code.formatting.messages import (
     Forget,
     FormatInput,
     Formatted,
+    FormattersReady,
     FromWorker,
     Records,
-    Serving,
     Tokens,
     ToWorker,
 )
@@ -54,18 +54,18 @@ _ANSWER_SOON = 0.005
 logger = logging.getLogger("lmi_handlers.custom_code.formatting.process")  # __name__ is "__main__" here
 
 
-class Worker:
+class ConnectedWorker:
     """A web worker's connection. `answers` are those that have begun and not ended, by number."""
 
-    def __init__(self, sock: socket.socket, inbox: queue.SimpleQueue[tuple[Worker, FromWorker]]) -> None:
+    def __init__(self, sock: socket.socket, inbox: queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]]) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
         self.answers: dict[int, TokenAnswer] = {}
         self._channel: Channel[ToWorker, FromWorker] = Channel(sock, msgspec.msgpack.Decoder(FromWorker))
         self._inbox = inbox
         self._frames: list[bytes] = []
 
-    def start(self, serving: Serving) -> None:
-        """Send `Serving`, then start reading the worker's messages."""
+    def start(self, serving: FormattersReady) -> None:
+        """Send `FormattersReady`, then start reading the worker's messages."""
         self.reply(serving)
         self.flush()
         threading.Thread(target=self._read, daemon=True).start()
@@ -106,7 +106,7 @@ class Process:
         self._formatters = formatters
         self._watch = watch
         self._pid = os.getpid()
-        self._inbox: queue.SimpleQueue[tuple[Worker, FromWorker]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]] = queue.SimpleQueue()
 
     def listen(self, path: Path) -> None:
         """Accept web workers from now on."""
@@ -128,12 +128,12 @@ class Process:
                     begun = self._flush(waiting)
             self._flush(waiting)
 
-    def _flush(self, waiting: list[tuple[Worker, FromWorker]]) -> float:
+    def _flush(self, waiting: list[tuple[ConnectedWorker, FromWorker]]) -> float:
         for worker in {worker for worker, _ in waiting}:
             worker.flush()
         return time.monotonic()
 
-    def _answer(self, worker: Worker, message: FromWorker) -> None:
+    def _answer(self, worker: ConnectedWorker, message: FromWorker) -> None:
         self._watch.begin()
         try:
             reply = self._reply(worker, message)
@@ -148,7 +148,7 @@ class Process:
         if reply is not None:
             worker.reply(reply)
 
-    def _reply(self, worker: Worker, message: FromWorker) -> ToWorker | None:
+    def _reply(self, worker: ConnectedWorker, message: FromWorker) -> ToWorker | None:
         match message:
             case Tokens():
                 answer = worker.answers.get(message.number)
@@ -175,7 +175,7 @@ class Process:
             except OSError:  # no file descriptor is left
                 logger.critical("no web worker can connect any more", exc_info=True)
                 os._exit(1)
-            Worker(sock, self._inbox).start(Serving(self._formatters.scripts))
+            ConnectedWorker(sock, self._inbox).start(FormattersReady(self._formatters.scripts))
 
 
 def main() -> int:

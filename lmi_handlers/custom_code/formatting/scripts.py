@@ -16,10 +16,10 @@ from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER
 from lmi_handlers.config.formatter_code import FormatterCode, FormatterScript
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.formatting.input_calls import InputCall
-from lmi_handlers.custom_code.formatting.messages import Begin, FormatInput, Records, Script
+from lmi_handlers.custom_code.formatting.messages import Begin, FormatInput, Records, ScriptFormatters
 from lmi_handlers.custom_code.formatting.records import ResponseCall
 from lmi_handlers.custom_code.formatting.signatures import OutputKind, output_kind
-from lmi_handlers.custom_code.formatting.token_answers import Call, TokenAnswer, call_legacy, call_output
+from lmi_handlers.custom_code.formatting.token_answers import FormatToken, TokenAnswer, call_legacy, call_output
 from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.lmi_modules import provide
@@ -38,9 +38,9 @@ class Formatters:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._inputs: dict[str, InputCall] = {}
-        self._tokens: dict[str, Call] = {}
+        self._tokens: dict[str, FormatToken] = {}
         self._responses: dict[str, ResponseCall] = {}
-        self.scripts: dict[str, Script] = {}
+        self.scripts: dict[str, ScriptFormatters] = {}
         provide()
         for script in code.scripts:
             of_script = CustomCode(
@@ -72,7 +72,7 @@ class Formatters:
         """Return the bytes to send. Raises whatever the formatter raises."""
         return self._responses[message.adapter](message.data, streams=message.streams)
 
-    def _load(self, script: FormatterScript, code: CustomCode) -> Script:
+    def _load(self, script: FormatterScript, code: CustomCode) -> ScriptFormatters:
         module = _import_adapter(code, script.adapter, self._directory) if script.adapter else import_script(code)
         has_input, output = script.input_formatter is not None, None
         if script.input_formatter is not None:
@@ -88,7 +88,7 @@ class Formatters:
             else:
                 takes_dicts = output is OutputKind.DICT
                 self._responses[script.adapter] = ResponseCall(function, self._awaited, takes_dicts=takes_dicts)
-        return Script(has_input, None if output is None else _NAMES[output])
+        return ScriptFormatters(has_input, None if output is None else _NAMES[output])
 
     def _awaited(self, value: Any) -> Any:
         return self._loop.run_until_complete(value) if inspect.iscoroutine(value) else value

@@ -16,13 +16,13 @@ from lmi_handlers.custom_code.request_io import Sequence as GeneratedSequence
 _NOT_FOR_THE_ENGINE = ("output_formatter", "stream", "details")
 _NO_TOKEN = OutputToken(-1, "")
 
-Call = Callable[[TextGenerationOutput, GeneratedSequence], str]
+FormatToken = Callable[[TextGenerationOutput, GeneratedSequence], str]
 
 
 class TokenAnswer:
     """An answer being generated. `ended` tells whether all of its sequences are complete."""
 
-    def __init__(self, begin: Begin, call: Call, tokenizer: LazyTokenizer) -> None:
+    def __init__(self, begin: Begin, call: FormatToken, tokenizer: LazyTokenizer) -> None:
         """Raises whatever the unpickling of the request raises."""
         self.ended = False
         self._call = call
@@ -70,7 +70,7 @@ class TokenAnswer:
             output.other_sequences_indices = [index for index in sorted(output.sequences) if index != best]
 
 
-def call_output(function: Callable[..., Any], result: Callable[[Any], Any]) -> Call:
+def call_output(function: Callable[..., Any], result: Callable[[Any], Any]) -> FormatToken:
     """Return the call of a function of the second generation."""
 
     def call(output: TextGenerationOutput, _sequence: GeneratedSequence) -> str:
@@ -79,7 +79,7 @@ def call_output(function: Callable[..., Any], result: Callable[[Any], Any]) -> C
     return call
 
 
-def call_legacy(function: Callable[..., Any], result: Callable[[Any], Any]) -> Call:
+def call_legacy(function: Callable[..., Any], result: Callable[[Any], Any]) -> FormatToken:
     """Return the call of a function of the first generation, which only sees the first sequence."""
 
     def call(output: TextGenerationOutput, sequence: GeneratedSequence) -> str:

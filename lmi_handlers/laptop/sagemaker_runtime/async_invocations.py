@@ -37,7 +37,7 @@ MAX_QUEUED = 1000
 logger = logging.getLogger(__name__)
 
 
-class Invocation(msgspec.Struct, frozen=True, kw_only=True):
+class AsyncInvocation(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was accepted. Its input is either `body` or the object `location`.
 
     `expires` is a monotonic time, `time_limit` is in seconds. `output` and `failure` are paths below the folders.
@@ -74,10 +74,10 @@ class AsyncInvocations:
             )
         )
         self._concurrency = max(1, settings.async_concurrency // workers)
-        self._queue: queue.Queue[Invocation] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[AsyncInvocation] = queue.Queue(MAX_QUEUED)
         self._threads: list[threading.Thread] = []
 
-    def submit(self, invocation: Invocation) -> None:
+    def submit(self, invocation: AsyncInvocation) -> None:
         """Queue an invocation. Raises a `ServiceError` if the queue is full."""
         try:
             self._queue.put_nowait(invocation)
@@ -96,7 +96,7 @@ class AsyncInvocations:
             except Exception:
                 logger.exception("asynchronous invocation %s was lost", invocation.inference_id)
 
-    def _run(self, invocation: Invocation) -> None:
+    def _run(self, invocation: AsyncInvocation) -> None:
         try:
             call = _call_container(invocation)
             self.outputs.write(invocation.output, call.read(), call.content_type)
@@ -108,7 +108,7 @@ class AsyncInvocations:
             outcome = {"invocationStatus": "Completed", "responseParameters": response}
             self._success.publish(_result(invocation, outcome))
 
-    def _fail(self, invocation: Invocation, reason: str) -> None:
+    def _fail(self, invocation: AsyncInvocation, reason: str) -> None:
         logger.warning("asynchronous invocation %s failed: %s", invocation.inference_id, reason)
         try:
             self.failures.write(invocation.failure, reason.encode(), "text/plain; charset=utf-8")
@@ -122,7 +122,7 @@ class _Expired(Exception):
     """The invocation waited for too long."""
 
 
-def _call_container(invocation: Invocation) -> ContainerCall:
+def _call_container(invocation: AsyncInvocation) -> ContainerCall:
     """Raises `ModelError`, `ConfigError`, `LoadFailed` or `_Expired`."""
     if time.monotonic() >= invocation.expires:
         raise _Expired("The request expired before it could be processed (RequestTTLSeconds).")
@@ -143,7 +143,7 @@ def _call_container(invocation: Invocation) -> ContainerCall:
     return ContainerCall(app, invocation.endpoint, environ, deadline, source="model")
 
 
-def _result(invocation: Invocation, outcome: dict[str, Any]) -> dict[str, Any]:
+def _result(invocation: AsyncInvocation, outcome: dict[str, Any]) -> dict[str, Any]:
     """Return the message of SageMaker's notifications."""
     asked = {
         "accept": invocation.accept,

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from flask import Flask, Response, current_app, request
 
-from lmi_handlers.laptop.sagemaker_runtime.async_invocations import AsyncInvocations, Invocation
+from lmi_handlers.laptop.sagemaker_runtime.async_invocations import AsyncInvocation, AsyncInvocations
 from lmi_handlers.laptop.sagemaker_runtime.bodies import MAX_ASYNC_BODY, read_body
 from lmi_handlers.laptop.sagemaker_runtime.constraints import (
     INVOCATION_TIMEOUT,
@@ -49,7 +49,7 @@ class InvokeEndpointAsync:
         return Response(document, 202, headers, content_type="application/json")
 
 
-def _accepted(endpoint: str) -> Invocation:
+def _accepted(endpoint: str) -> AsyncInvocation:
     """Check the request that Flask is handling. Raises `ServiceError`."""
     headers = request.headers
     check_headers(headers, INVOKE_ASYNC)
@@ -63,7 +63,7 @@ def _accepted(endpoint: str) -> Invocation:
     identifier = str(uuid.uuid4())
     app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001  a proxy does not outlive the request
     folder = _extension(headers.get(PREFIX + "S3OutputPathExtension"))
-    return Invocation(
+    return AsyncInvocation(
         app=app,
         endpoint=endpoint,
         inference_id=headers.get(PREFIX + "Inference-Id") or identifier,

@@ -33,7 +33,7 @@ class Unreachable(LMIError):
     """The server is gone or does not answer, so no other request can succeed either."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """An answer. `status` is 0 if there was none."""
 
     status: int
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
         return self.body.decode(errors="replace")[:_MAX_CAUSE].strip() or reason
 
 
-class Endpoint:
+class ServerClient:
     """A server at a URL such as `http://127.0.0.1:8080`. Thread-safe.
 
     `timeout` is the number of seconds without a byte of an answer after which it is given up. A request that fails with
@@ -71,7 +71,7 @@ class Endpoint:
             raise ConfigError("API_KEY must have printable ASCII characters only")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    def invoke(self, body: bytes, content_type: str, accept: str | None) -> Answer:
+    def invoke(self, body: bytes, content_type: str, accept: str | None) -> HttpResponse:
         """Send a body to `/invocations`. Raises `Unreachable`."""
         headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
         return self._repeated("POST", "/invocations", body, headers)
@@ -106,7 +106,7 @@ class Endpoint:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{self.url}/execution-parameters is not as SageMaker expects it: {error}") from None
 
-    def _repeated(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _repeated(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HttpResponse:
         for attempt in range(self._max_retries + 1):
             answer, pause = self._try(method, path, body, headers, 2**attempt)
             if answer.status not in BUSY and answer.status < 500:
@@ -125,13 +125,15 @@ class Endpoint:
         headers: Mapping[str, str],
         pause: float,
         timeout: float | None = None,
-    ) -> tuple[Answer, float]:
+    ) -> tuple[HttpResponse, float]:
         """Return an answer, and the seconds to wait before the request is repeated."""
         connection = self._connection(timeout or self._timeout)
         try:
             connection.request(method, self._base + path, body, {**self._headers, **headers})
             response = connection.getresponse()
-            answer = Answer(response.status, response.read(), response.getheader("Content-Type", "").partition(";")[0])
+            answer = HttpResponse(
+                response.status, response.read(), response.getheader("Content-Type", "").partition(";")[0]
+            )
             retry_after = response.getheader("Retry-After", "")
         except (ConnectionRefusedError, socket.gaierror) as error:
             connection.close()
@@ -141,7 +143,7 @@ class Endpoint:
             cause = (
                 f"no byte of an answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
             )
-            return Answer(0, f"{type(error).__name__}: {cause}".encode()), pause
+            return HttpResponse(0, f"{type(error).__name__}: {cause}".encode()), pause
         if response.will_close:
             connection.close()
         return answer, min(float(retry_after) if retry_after.isdecimal() else pause, _LONGEST_PAUSE)

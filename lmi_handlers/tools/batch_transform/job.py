@@ -36,7 +36,7 @@ class FileReport(msgspec.Struct):
     failure: str | None = None
 
 
-class Job:
+class TransformJob:
     """Transforms files. Memory holds a few requests and their answers, whatever the size of the files."""
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.tools.batch_transform.endpoint import Endpoint
+from lmi_handlers.tools.batch_transform.endpoint import ServerClient
 from lmi_handlers.workers.process import KeptProcess, describe
 
 _POLL_SECONDS = 0.2
@@ -33,7 +33,7 @@ def own_server(model_dir: Path | None) -> Iterator[str]:
         arguments += ["--model-dir", str(model_dir)]
     process = KeptProcess("lmi_handlers.workers.bound", *arguments, stdout=sys.stderr)
     try:
-        endpoint = Endpoint(url)
+        endpoint = ServerClient(url)
         while not endpoint.is_ready():
             if process.poll() is not None:
                 raise ConfigError(f"the server has ended with {describe(process.returncode)}")

@@ -15,8 +15,8 @@ from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import show_error
 from lmi_handlers.model_files.storage import Folder
-from lmi_handlers.tools.batch_transform.endpoint import Endpoint, Unreachable
-from lmi_handlers.tools.batch_transform.job import FileReport, Job
+from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
+from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
 from lmi_handlers.tools.batch_transform.own_server import own_server
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
 from lmi_handlers.tools.batch_transform.storage import InputFile, find_inputs, open_folder
@@ -40,7 +40,7 @@ def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None
 
 
 def _run(files: list[InputFile], folder: Folder, url: str, choices: Choices) -> list[FileReport]:
-    endpoint = Endpoint(
+    endpoint = ServerClient(
         url, timeout=choices.invocations_timeout_in_seconds, max_retries=choices.invocations_max_retries
     )
     endpoint.wait_until_loaded()
@@ -52,7 +52,7 @@ def _run(files: list[InputFile], folder: Folder, url: str, choices: Choices) -> 
         _tell(of_file)
 
     started = time.monotonic()
-    Job(Transform(endpoint, settings), settings, folder, report).run(files)
+    TransformJob(Transform(endpoint, settings), settings, folder, report).run(files)
     records, seconds = sum(of_file.records for of_file in reports), time.monotonic() - started
     show_error(f"{records} records of {len(reports)} files in {seconds:.1f} s")
     return reports

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lmi_handlers.core.errors import LMIError
-from lmi_handlers.tools.batch_transform.endpoint import BUSY, Answer, Endpoint, Unreachable
+from lmi_handlers.tools.batch_transform.endpoint import BUSY, HttpResponse, ServerClient, Unreachable
 from lmi_handlers.tools.batch_transform.processing import BadRecord, DataProcessor
 from lmi_handlers.tools.batch_transform.records import Record, TooLarge
 from lmi_handlers.tools.batch_transform.settings import JSON_LINES, Settings
@@ -45,7 +45,7 @@ class Transform:
     again by itself.
     """
 
-    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+    def __init__(self, endpoint: ServerClient, settings: Settings) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._processor = DataProcessor(settings)
@@ -106,11 +106,11 @@ class Transform:
             yield from self._outputs(run[:middle])
             yield from self._outputs(run[middle:])
 
-    def _keeps(self, answer: Answer) -> bool:
+    def _keeps(self, answer: HttpResponse) -> bool:
         """Whether an answer to several records is kept as it is, because it has a format of its own."""
         return not self._settings.lines and answer.content_type not in JSON_LINES
 
-    def _line(self, answer: Answer) -> bytes:
+    def _line(self, answer: HttpResponse) -> bytes:
         """Return the answer to a single record, on one line if outputs are lines."""
         if not self._settings.lines:
             return answer.body
@@ -146,7 +146,7 @@ def _lines(body: bytes) -> list[bytes]:
     return [line for line in body.splitlines() if line and not line.isspace()]
 
 
-def _error_of(answer: Answer) -> bytes:
+def _error_of(answer: HttpResponse) -> bytes:
     """Return the error document of an answer, on one line."""
     try:
         document = msgspec.json.format(answer.body.strip(), indent=-1)

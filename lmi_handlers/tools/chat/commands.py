@@ -58,7 +58,7 @@ def chat(
     Examples: lmi chat --api tgi, lmi chat --endpoint my-model --system 'Answer in one sentence.'
     """
     from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
-    from lmi_handlers.tools.chat.server import Endpoint, Server
+    from lmi_handlers.tools.chat.server import SageMakerEndpoint, Server
     from lmi_handlers.tools.chat.session import run
 
     if url is not None and endpoint is not None:
@@ -67,7 +67,7 @@ def chat(
     if endpoint is None:
         chosen = Server(url or "http://127.0.0.1:8080", api, api_key)
     else:
-        chosen = Endpoint(endpoint, api, region=region, target_model=target_model, component=component)
+        chosen = SageMakerEndpoint(endpoint, api, region=region, target_model=target_model, component=component)
     conversation = Conversation(model=model, system=system or None)
     for setting in settings:
         name, value = parse_setting(setting, "=")

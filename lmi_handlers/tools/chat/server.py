@@ -16,7 +16,7 @@ from lmi_handlers.tools.client.apis import APIS, Api, Question
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import Refused
-from lmi_handlers.tools.client.server import Invocation, invoke_url
+from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
 
 _LONGEST_DOCUMENT = 64 * 2**20
 _NOT_KNOWN = ("400", "404", "405", "422")
@@ -102,7 +102,7 @@ class Server:
         return parsed(bytes(data))
 
 
-class Endpoint:
+class SageMakerEndpoint:
     """An endpoint on AWS. It has one route only, so APIs that take a prompt get a transcript."""
 
     def __init__(
@@ -161,5 +161,5 @@ def _transcript(conversation: Conversation) -> str:
     return "\n".join([*system, *turns, "Assistant:"])
 
 
-def _invocation(body: dict[str, Any]) -> Invocation:
-    return Invocation(body=json.dumps(body).encode(), content_type="application/json", accept=None, parameters={})
+def _invocation(body: dict[str, Any]) -> InvokeRequest:
+    return InvokeRequest(body=json.dumps(body).encode(), content_type="application/json", accept=None, parameters={})

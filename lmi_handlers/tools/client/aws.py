@@ -10,7 +10,7 @@ from typing import Any
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.tools.client.answer import failure_cause
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import Refused
 
 
@@ -49,7 +49,7 @@ class Aws:
         except (BotoCoreError, ValueError) as error:
             raise Refused(_sentence(error)) from error
 
-    def __call__(self, call: Call) -> dict[str, Any]:
+    def __call__(self, call: AwsCall) -> dict[str, Any]:
         """Make the call once. Raises `Refused`."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
@@ -73,13 +73,13 @@ class Aws:
         """Yield the items of all pages of a listing. Raises `Refused`."""
         token: dict[str, str] = {}
         while True:
-            answer = self(Call(service, operation, parameters | token))
+            answer = self(AwsCall(service, operation, parameters | token))
             yield from answer.get(key, [])
             if not answer.get("NextToken"):
                 return
             token = {"NextToken": answer["NextToken"]}
 
-    def find(self, call: Call) -> dict[str, Any] | None:
+    def find(self, call: AwsCall) -> dict[str, Any] | None:
         """Return the answer, or None if what the call asks for does not exist. Raises `Refused`."""
         try:
             return self(call)

@@ -12,7 +12,7 @@ import msgspec
 from lmi_handlers.core.redaction import REDACTED, is_secret, redacted
 
 
-class Call(msgspec.Struct, frozen=True):
+class AwsCall(msgspec.Struct, frozen=True):
     """A call with boto3's names: `boto3.client(service).operation(**parameters)`.
 
     With `until`, it is repeated until the described status has that value. With `file`, that local file is the body.
@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True):
 _SUBJECTS = ("InferenceComponentName", "ResourceId", "Key", "EndpointConfigName", "ModelName", "EndpointName")
 
 
-def as_printed(call: Call) -> dict[str, Any]:
+def as_printed(call: AwsCall) -> dict[str, Any]:
     """Return the call as `--dry-run` prints it: without secrets."""
     printed = {
         "service": call.service,
@@ -65,7 +65,7 @@ _NOT_SECRET = ("Key", "KmsKeyId", "S3Uri", "ArtifactUrl")
 """Parameters whose names look like those of secrets, and URLs that SageMaker accepts without credentials only."""
 
 
-def mistakes(call: Call) -> list[str]:
+def mistakes(call: AwsCall) -> list[str]:
     """Return what botocore's description of the service does not allow: types, required fields, bounds, patterns, choices.
 
     botocore itself checks only the first two and lower bounds before it sends a call.

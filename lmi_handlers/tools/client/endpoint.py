@@ -7,16 +7,16 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import AnswerFailed, Refused
-from lmi_handlers.tools.client.server import CHUNK, Answer, Invocation
+from lmi_handlers.tools.client.server import CHUNK, InvokeRequest, StreamedResponse
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
 
 
 @contextmanager
-def invoke_endpoint(aws: Aws, endpoint: str, invocation: Invocation, *, streams: bool) -> Iterator[Answer]:
+def invoke_endpoint(aws: Aws, endpoint: str, invocation: InvokeRequest, *, streams: bool) -> Iterator[StreamedResponse]:
     """Call an endpoint. With `streams`, whatever it answers arrives as it is written. Raises `Refused`."""
     parameters: dict[str, object] = {
         "EndpointName": endpoint,
@@ -27,11 +27,11 @@ def invoke_endpoint(aws: Aws, endpoint: str, invocation: Invocation, *, streams:
     if invocation.accept is not None:
         parameters["Accept"] = invocation.accept
     operation = "invoke_endpoint_with_response_stream" if streams else "invoke_endpoint"
-    response = aws(Call("sagemaker-runtime", operation, parameters))
+    response = aws(AwsCall("sagemaker-runtime", operation, parameters))
     headers = {name: response[name] for name in ("NewSessionId", "ClosedSessionId") if response.get(name)}
     with closing(response["Body"]) as body:
         parts = _events(body, endpoint) if streams else _body(body, endpoint)
-        yield Answer(response.get("ContentType", ""), headers, parts)
+        yield StreamedResponse(response.get("ContentType", ""), headers, parts)
 
 
 def _body(body: StreamingBody, endpoint: str) -> Iterator[bytes]:

@@ -60,7 +60,7 @@ class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
         return kind(self.host, self.port, timeout=timeout)
 
 
-class Invocation(msgspec.Struct, frozen=True, kw_only=True):
+class InvokeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, with SageMaker's names: `parameters` has "TargetModel", "SessionId" and so on."""
 
     body: bytes
@@ -69,7 +69,7 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Mapping[str, str]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StreamedResponse(msgspec.Struct, frozen=True):
     """The answer's content type, SageMaker's headers (such as a new session's id) and the parts of its body."""
 
     content_type: str
@@ -79,8 +79,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 @contextmanager
 def invoke_url(
-    url: str, invocation: Invocation, api_key: str | None, *, route: str | None = None, method: str = "POST"
-) -> Iterator[Answer]:
+    url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
+) -> Iterator[StreamedResponse]:
     """Ask a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
 
     The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
@@ -108,7 +108,7 @@ def invoke_url(
                 cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
                 raise Refused(f"{response.status}: {cause or response.reason}", code=str(response.status))
         sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
-        yield Answer(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
+        yield StreamedResponse(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_handlers.telemetry.emf import MODEL
 from lmi_handlers.telemetry.settings import TelemetrySettings
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.deploy.deployment import Deployment
 
 QUEUE_METRIC = "SequencesWaiting"
@@ -38,7 +38,7 @@ def target(endpoint: str, variant: str, component: str | None) -> dict[str, str]
     }
 
 
-def autoscaling_calls(deployment: Deployment, policies: Collection[str]) -> list[Call]:
+def autoscaling_calls(deployment: Deployment, policies: Collection[str]) -> list[AwsCall]:
     """Return the calls that register the target and its policy. `policies` are the names of those that exist.
 
     There is one policy: with several, the one that asks for most instances would take precedence. Former versions of
@@ -56,8 +56,8 @@ def autoscaling_calls(deployment: Deployment, policies: Collection[str]) -> list
     }
     service = "application-autoscaling"
     return [
-        Call(service, "register_scalable_target", scaled | bounds),
-        Call(
+        AwsCall(service, "register_scalable_target", scaled | bounds),
+        AwsCall(
             service,
             "put_scaling_policy",
             scaled
@@ -68,7 +68,7 @@ def autoscaling_calls(deployment: Deployment, policies: Collection[str]) -> list
             },
         ),
         *(
-            Call(service, "delete_scaling_policy", scaled | {"PolicyName": former})
+            AwsCall(service, "delete_scaling_policy", scaled | {"PolicyName": former})
             for former in (f"{deployment.name}-{metric}" for metric in _METRICS)
             if former in policies
         ),

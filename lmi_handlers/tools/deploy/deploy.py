@@ -15,7 +15,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.migration.vllm_variables import given_to_vllm
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call, as_printed, mistakes
+from lmi_handlers.tools.client.calls import AwsCall, as_printed, mistakes
 from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.autoscaling import queue_environment
 from lmi_handlers.tools.deploy.deployment import Deployment, check_image_region, s3_url
@@ -134,7 +134,7 @@ def _size(fields: dict[str, Any], loaded: LoadedProperties, how: Run) -> None:
     fields["environment"] |= {f"OPTION_{name.upper()}": str(value) for name, value in options.items()}
 
 
-def _check(calls: list[Call]) -> None:
+def _check(calls: list[AwsCall]) -> None:
     """Raise `ConfigError` with everything that AWS would refuse."""
     found = [mistake for call in calls for mistake in mistakes(call)]
     if found:
@@ -173,7 +173,7 @@ def _existing(aws: Aws, deployment: Deployment, inventory: Inventory, *, updates
     )
 
 
-def _tell_permissions(deployment: Deployment, calls: list[Call], *, check_role: bool) -> None:
+def _tell_permissions(deployment: Deployment, calls: list[AwsCall], *, check_role: bool) -> None:
     permissions = needed_permissions(deployment, calls)
     if not check_role:
         show_error(f"you need these permissions: {', '.join(sorted(permissions.caller))}")

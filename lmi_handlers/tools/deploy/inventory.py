@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.deploy.deployment import DEPLOYMENT_TAG, UPLOAD_TAG
 
 
@@ -28,11 +28,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_inventory(aws: Aws, name: str) -> Inventory:
     """Describe the endpoint and its components. Raises `Refused`."""
-    endpoint = aws.find(Call("sagemaker", "describe_endpoint", {"EndpointName": name}))
+    endpoint = aws.find(AwsCall("sagemaker", "describe_endpoint", {"EndpointName": name}))
     components = []
     for item in aws.pages("sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=name):
         component = {"InferenceComponentName": item["InferenceComponentName"]}
-        described = aws.find(Call("sagemaker", "describe_inference_component", component))
+        described = aws.find(AwsCall("sagemaker", "describe_inference_component", component))
         components += [] if described is None else [described]
     return Inventory(name=name, endpoint=endpoint, components=components)
 
@@ -67,7 +67,7 @@ def tags(aws: Aws, arn: str) -> dict[str, str]:
 class Leftover(msgspec.Struct, frozen=True):
     """A model or configuration that nothing uses. `uploaded_to` is the copy of the model directory that it was made from."""
 
-    deletion: Call
+    deletion: AwsCall
     uploaded_to: str | None = None
 
 
@@ -78,17 +78,17 @@ def unused(aws: Aws, inventory: Inventory) -> Iterator[Leftover]:
     configurations = {found["EndpointConfigName"] for found in descriptions if "EndpointConfigName" in found}
     for name, _ in _named(aws, "endpoint_config", "EndpointConfig", inventory.name):
         if name not in configurations:
-            yield Leftover(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}))
+            yield Leftover(AwsCall("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}))
     used = {item["Specification"].get("ModelName") for item in inventory.components}
     for configuration in configurations:
-        call = Call("sagemaker", "describe_endpoint_config", {"EndpointConfigName": configuration})
+        call = AwsCall("sagemaker", "describe_endpoint_config", {"EndpointConfigName": configuration})
         used |= {variant.get("ModelName") for variant in aws(call)["ProductionVariants"]}
     models = list(_named(aws, "model", "Model", inventory.name))
     kept = {found.get(UPLOAD_TAG) for name, found in models if name in used}
     for name, found in models:
         if name not in used:
             uploaded_to = found.get(UPLOAD_TAG)
-            deletion = Call("sagemaker", "delete_model", {"ModelName": name})
+            deletion = AwsCall("sagemaker", "delete_model", {"ModelName": name})
             yield Leftover(deletion, None if uploaded_to in kept else uploaded_to)
 
 

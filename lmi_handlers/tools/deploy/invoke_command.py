@@ -11,7 +11,7 @@ import click
 from lmi_handlers.tools.client.options import explained, region_option
 
 if TYPE_CHECKING:
-    from lmi_handlers.tools.client.server import Answer, Invocation
+    from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
 
 @click.command("invoke")
@@ -68,8 +68,8 @@ def invoke_command(
             raise Refused(str(error)) from error
 
 
-def _invocation(body: bytes, options: dict[str, Any]) -> Invocation:
-    from lmi_handlers.tools.client.server import Invocation
+def _invocation(body: bytes, options: dict[str, Any]) -> InvokeRequest:
+    from lmi_handlers.tools.client.server import InvokeRequest
 
     names = {
         "target_model": "TargetModel",
@@ -80,10 +80,12 @@ def _invocation(body: bytes, options: dict[str, Any]) -> Invocation:
         "inference_id": "InferenceId",
     }
     parameters = {aws: options[ours] for ours, aws in names.items() if options[ours] is not None}
-    return Invocation(body=body, content_type=options["content_type"], accept=options["accept"], parameters=parameters)
+    return InvokeRequest(
+        body=body, content_type=options["content_type"], accept=options["accept"], parameters=parameters
+    )
 
 
-def _show(answer: Answer, *, raw: bool) -> None:
+def _show(answer: StreamedResponse, *, raw: bool) -> None:
     """Print the generated text, or with `raw` the bytes. SageMaker's headers go to standard error. Raises `AnswerFailed`."""
     from lmi_handlers.core import terminal
     from lmi_handlers.tools.client.answer import texts

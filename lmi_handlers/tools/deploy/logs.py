@@ -10,7 +10,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import Refused
 
 _POLL_SECONDS = 2.0
@@ -59,7 +59,7 @@ def _lines(
         parameters["filterPattern"] = pattern
     while True:
         try:
-            answer = aws(Call("logs", "filter_log_events", parameters))
+            answer = aws(AwsCall("logs", "filter_log_events", parameters))
         except Refused as refused:
             if not refused.is_missing:
                 raise

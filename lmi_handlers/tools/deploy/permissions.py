@@ -10,7 +10,7 @@ import msgspec
 
 from lmi_handlers.model_files.s3_url import S3Url
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.deployment import Deployment, s3_url
 from lmi_handlers.tools.deploy.run import inverse
@@ -78,7 +78,7 @@ class Permissions(msgspec.Struct, frozen=True):
     role: Actions
 
 
-def needed_permissions(deployment: Deployment, calls: Iterable[Call]) -> Permissions:
+def needed_permissions(deployment: Deployment, calls: Iterable[AwsCall]) -> Permissions:
     """Return what a plan needs, including taking it back and deleting it later."""
     caller = dict.fromkeys(_ALWAYS, _ALL)
     for call in calls:
@@ -128,7 +128,7 @@ class _Arns:
         self.objects = tuple(dict.fromkeys(f"arn:{partition}:s3:::{url.bucket}/{url.key}*" for url in given))
 
 
-def _action(call: Call) -> str:
+def _action(call: AwsCall) -> str:
     """Return the IAM action of a call, such as "sagemaker:CreateModel". Its prefix is the service's name in all of ours."""
     return f"{call.service}:{call.api_name}"
 
@@ -138,7 +138,7 @@ def denied(aws: Aws, deployment: Deployment, permissions: Permissions) -> list[s
 
     The simulator knows the policies of a principal and of its organisation, not those of buckets, keys and topics.
     """
-    caller = _role_of(aws(Call("sts", "get_caller_identity", {}))["Arn"])
+    caller = _role_of(aws(AwsCall("sts", "get_caller_identity", {}))["Arn"])
     found = []
     for principal, actions in ((caller, permissions.caller), (deployment.role, permissions.role)):
         refusals = [] if principal is None else sorted(_refusals(aws, principal, actions))
@@ -163,7 +163,7 @@ def _refusals(aws: Aws, principal: str, actions: Actions) -> Iterator[str]:
             entry = {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
             parameters["ContextEntries"] = [entry]
         try:
-            results = aws(Call("iam", "simulate_principal_policy", parameters))["EvaluationResults"]
+            results = aws(AwsCall("iam", "simulate_principal_policy", parameters))["EvaluationResults"]
         except Refused as refused:
             raise Refused(f"--check-role needs iam:SimulatePrincipalPolicy: {refused}") from refused
         yield from dict.fromkeys(item["EvalActionName"] for item in results if item["EvalDecision"] != "allowed")

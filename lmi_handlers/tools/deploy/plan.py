@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.deploy.autoscaling import autoscaling_calls
 from lmi_handlers.tools.deploy.deployment import UPLOAD_TAG, Deployment, model_data_source
 from lmi_handlers.tools.deploy.run import IN_SERVICE
@@ -26,7 +26,7 @@ class Existing(msgspec.Struct, frozen=True):
     policies: frozenset[str] = frozenset()
 
 
-def plan(deployment: Deployment, existing: Existing) -> Iterator[Call]:
+def plan(deployment: Deployment, existing: Existing) -> Iterator[AwsCall]:
     """Yield the calls in order. What exists is updated.
 
     Names of models and configurations end with a digest of their parameters, so an update has new names, and what an
@@ -45,12 +45,12 @@ def plan(deployment: Deployment, existing: Existing) -> Iterator[Call]:
     yield from autoscaling_calls(deployment, existing.policies)
 
 
-def in_service(endpoint: str) -> Call:
+def in_service(endpoint: str) -> AwsCall:
     """The call that is repeated until the endpoint is in service."""
-    return Call("sagemaker", "describe_endpoint", {"EndpointName": endpoint}, until=IN_SERVICE)
+    return AwsCall("sagemaker", "describe_endpoint", {"EndpointName": endpoint}, until=IN_SERVICE)
 
 
-def _create_model(deployment: Deployment) -> Call:
+def _create_model(deployment: Deployment) -> AwsCall:
     container: dict[str, Any] = {"Image": deployment.image}
     if deployment.environment:
         container["Environment"] = dict(deployment.environment)
@@ -77,7 +77,7 @@ def _network(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _endpoint_calls(deployment: Deployment, model: str, existing: Existing) -> Iterator[Call]:
+def _endpoint_calls(deployment: Deployment, model: str, existing: Existing) -> Iterator[AwsCall]:
     create_config = _create_config(deployment, model)
     configuration = create_config.parameters["EndpointConfigName"]
     if configuration == existing.configuration:
@@ -85,14 +85,14 @@ def _endpoint_calls(deployment: Deployment, model: str, existing: Existing) -> I
     yield create_config
     names = {"EndpointName": deployment.name, "EndpointConfigName": configuration}
     if existing.configuration is None:
-        yield Call("sagemaker", "create_endpoint", names | {"Tags": deployment.aws_tags})
+        yield AwsCall("sagemaker", "create_endpoint", names | {"Tags": deployment.aws_tags})
     else:
         # Autoscaling has found the number of instances that is needed.
         kept = {"RetainAllVariantProperties": True} if deployment.autoscale or existing.scales else {}
-        yield Call("sagemaker", "update_endpoint", names | kept | _update_policy(deployment))
+        yield AwsCall("sagemaker", "update_endpoint", names | kept | _update_policy(deployment))
 
 
-def _create_config(deployment: Deployment, model: str) -> Call:
+def _create_config(deployment: Deployment, model: str) -> AwsCall:
     # Running requests are what keeps a language model busy, so the default sends each to the instance with the fewest.
     variant: dict[str, Any] = {
         "VariantName": deployment.variant_name,
@@ -180,7 +180,7 @@ def _update_policy(deployment: Deployment) -> dict[str, Any]:
     return {"DeploymentConfig": policy}
 
 
-def _component_calls(deployment: Deployment, model: str, existing: Existing) -> Iterator[Call]:
+def _component_calls(deployment: Deployment, model: str, existing: Existing) -> Iterator[AwsCall]:
     """Yield the calls for the component, and then for its adapters, which need it in service."""
     base = deployment.component or deployment.base_component
     if deployment.component is not None:
@@ -202,23 +202,23 @@ def _component_calls(deployment: Deployment, model: str, existing: Existing) -> 
 
 def _put_component(
     deployment: Deployment, name: str, specification: Mapping[str, Any], existing: Existing
-) -> Iterator[Call]:
+) -> Iterator[AwsCall]:
     named = {"InferenceComponentName": name, "Specification": specification}
     updates = name in existing.components
     # An adapter is wherever its base is, and autoscaling may have changed the number of copies.
     if "ModelName" in specification and not (updates and deployment.copies is None):
         named["RuntimeConfig"] = {"CopyCount": 1 if deployment.copies is None else deployment.copies}
     if updates:
-        yield Call("sagemaker", "update_inference_component", named)
+        yield AwsCall("sagemaker", "update_inference_component", named)
     else:
         made = {"EndpointName": deployment.name, "VariantName": deployment.variant_name, "Tags": deployment.aws_tags}
         if "ModelName" not in specification:
             del made["VariantName"]
-        yield Call("sagemaker", "create_inference_component", named | made)
-    yield Call("sagemaker", "describe_inference_component", {"InferenceComponentName": name}, until=IN_SERVICE)
+        yield AwsCall("sagemaker", "create_inference_component", named | made)
+    yield AwsCall("sagemaker", "describe_inference_component", {"InferenceComponentName": name}, until=IN_SERVICE)
 
 
-def _named(deployment: Deployment, operation: str, key: str, parameters: Mapping[str, Any]) -> Call:
+def _named(deployment: Deployment, operation: str, key: str, parameters: Mapping[str, Any]) -> AwsCall:
     """Return the call with a name that depends on its parameters."""
     digest = hashlib.sha256(msgspec.json.encode(parameters, order="deterministic")).hexdigest()[:8]
-    return Call("sagemaker", operation, {key: f"{deployment.name}-{digest}", **parameters})
+    return AwsCall("sagemaker", operation, {key: f"{deployment.name}-{digest}", **parameters})

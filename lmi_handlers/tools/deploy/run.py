@@ -10,7 +10,7 @@ from typing import Any
 
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import Refused
 
 _INVERSE = {
@@ -38,13 +38,13 @@ class Unknown(Refused):
     """AWS does not say what became of something. It may be well, so nothing is taken back."""
 
 
-def run(aws: Aws, calls: Iterable[Call], *, keep_failed: bool = False) -> None:
+def run(aws: Aws, calls: Iterable[AwsCall], *, keep_failed: bool = False) -> None:
     """Make the calls. If one fails, delete what was made, unless `keep_failed`. Raises `Refused`.
 
     Ctrl-C ends this, but not what AWS is doing: nothing is deleted. The same if AWS no longer answers.
     """
-    made: list[Call] = []  # deletions
-    used: list[Call] = []  # those of what an update has put to use
+    made: list[AwsCall] = []  # deletions
+    used: list[AwsCall] = []  # those of what an update has put to use
     update = None
     with _interruptible():
         try:
@@ -69,15 +69,15 @@ def run(aws: Aws, calls: Iterable[Call], *, keep_failed: bool = False) -> None:
             raise Refused(f"{error}{_kept(used + made) if keep_failed or used else _take_back(aws, made)}") from error
 
 
-def inverse(call: Call) -> Call | None:
+def inverse(call: AwsCall) -> AwsCall | None:
     """Return the call that deletes what `call` creates."""
     if call.operation not in _INVERSE:
         return None
     operation, names = _INVERSE[call.operation]
-    return Call(call.service, operation, {name: call.parameters[name] for name in names})
+    return AwsCall(call.service, operation, {name: call.parameters[name] for name in names})
 
 
-def _perform(aws: Aws, call: Call) -> Call | None:
+def _perform(aws: Aws, call: AwsCall) -> AwsCall | None:
     """Make one call, and return the one that deletes what it created."""
     show(f"{call.api_name} {call.subject}")
     is_change = call.operation == "register_scalable_target" and _is_registered(aws, call)
@@ -94,34 +94,34 @@ def _perform(aws: Aws, call: Call) -> Call | None:
     return None if is_change else inverse(call)
 
 
-def _is_done(aws: Aws, call: Call) -> bool:
+def _is_done(aws: Aws, call: AwsCall) -> bool:
     """Tell whether an endpoint has the configuration asked for: only the answer was lost, or boto3 has sent it twice."""
     if call.operation not in ("create_endpoint", "update_endpoint"):
         return False
     named = {"EndpointName": call.parameters["EndpointName"]}
-    endpoint = _find(aws, Call(call.service, "describe_endpoint", named)) or {}
+    endpoint = _find(aws, AwsCall(call.service, "describe_endpoint", named)) or {}
     descriptions = [endpoint, endpoint.get("PendingDeploymentSummary", {})]
     return call.parameters["EndpointConfigName"] in [found.get("EndpointConfigName") for found in descriptions]
 
 
-def _is_registered(aws: Aws, call: Call) -> bool:
+def _is_registered(aws: Aws, call: AwsCall) -> bool:
     """Tell whether the target is registered already. Registering it again changes it."""
     named = {"ServiceNamespace": call.parameters["ServiceNamespace"], "ResourceIds": [call.parameters["ResourceId"]]}
-    return bool(aws(Call(call.service, "describe_scalable_targets", named))["ScalableTargets"])
+    return bool(aws(AwsCall(call.service, "describe_scalable_targets", named))["ScalableTargets"])
 
 
-def _is_rolled_back(update: Call, answer: dict[str, Any]) -> bool:
+def _is_rolled_back(update: AwsCall, answer: dict[str, Any]) -> bool:
     """Tell whether an endpoint that is in service has its former configuration."""
     asked = update.parameters["EndpointConfigName"]
     return bool(answer.get("EndpointConfigName", asked) != asked)
 
 
-def _kept(made: list[Call]) -> str:
+def _kept(made: list[AwsCall]) -> str:
     """Return what to add to the error if nothing is deleted."""
     return f". What was made is kept: {', '.join(call.subject for call in made)}" if made else ""
 
 
-def _take_back(aws: Aws, made: list[Call]) -> str:
+def _take_back(aws: Aws, made: list[AwsCall]) -> str:
     """Delete what was made, last first. Returns what to add to the error."""
     remaining = [left for deletion in reversed(made) if (left := _left(aws, deletion))]
     if not made:
@@ -131,7 +131,7 @@ def _take_back(aws: Aws, made: list[Call]) -> str:
     return f". This is still there, until `lmi undeploy` deletes it: {', '.join(remaining)}"
 
 
-def _left(aws: Aws, deletion: Call) -> str:
+def _left(aws: Aws, deletion: AwsCall) -> str:
     """Delete something. Returns what is left and why, or nothing."""
     try:
         delete(aws, deletion)
@@ -140,7 +140,7 @@ def _left(aws: Aws, deletion: Call) -> str:
     return ""
 
 
-def delete(aws: Aws, deletion: Call) -> None:
+def delete(aws: Aws, deletion: AwsCall) -> None:
     """Delete something, and wait for that where it takes time. What is missing already is no error. Raises `Refused`."""
     show(f"{deletion.api_name} {deletion.subject}")
     try:
@@ -150,10 +150,10 @@ def delete(aws: Aws, deletion: Call) -> None:
             raise
     if deletion.operation in ("delete_endpoint", "delete_inference_component"):
         described = deletion.operation.replace("delete_", "describe_")
-        wait(aws, Call(deletion.service, described, deletion.parameters, until=GONE))
+        wait(aws, AwsCall(deletion.service, described, deletion.parameters, until=GONE))
 
 
-def wait(aws: Aws, call: Call) -> dict[str, Any]:
+def wait(aws: Aws, call: AwsCall) -> dict[str, Any]:
     """Repeat a call until the status is `call.until`, and return the last answer. Prints each new status.
 
     Raises `Refused` once that cannot happen, and `Unknown`.
@@ -177,7 +177,7 @@ def wait(aws: Aws, call: Call) -> dict[str, Any]:
     raise AssertionError("pauses never end")
 
 
-def _find(aws: Aws, call: Call) -> dict[str, Any] | None:
+def _find(aws: Aws, call: AwsCall) -> dict[str, Any] | None:
     """Describe something, or return None if it does not exist. Raises `Unknown` if that fails for some minutes."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     for pause in _pauses():

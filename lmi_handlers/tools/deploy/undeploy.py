@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.inventory import Inventory, Leftover, is_ours, scalable_targets, take_inventory, unused
 from lmi_handlers.tools.deploy.run import delete
@@ -56,7 +56,7 @@ def _check_ours(aws: Aws, inventory: Inventory) -> None:
             )
 
 
-def _deletions(inventory: Inventory, targets: list[dict[str, Any]], component: str | None) -> Iterator[Call]:
+def _deletions(inventory: Inventory, targets: list[dict[str, Any]], component: str | None) -> Iterator[AwsCall]:
     """Yield the deletions of what runs: what scales, then adapters before their base, then the endpoint."""
     components = [
         item for item in inventory.components if component in (None, item["InferenceComponentName"], _base(item))
@@ -65,11 +65,11 @@ def _deletions(inventory: Inventory, targets: list[dict[str, Any]], component: s
     for target in targets:
         if component is None or target["ResourceId"] == f"inference-component/{component}":
             identity = {key: target[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
-            yield Call("application-autoscaling", "deregister_scalable_target", identity)
+            yield AwsCall("application-autoscaling", "deregister_scalable_target", identity)
     for name in names:
-        yield Call("sagemaker", "delete_inference_component", {"InferenceComponentName": name})
+        yield AwsCall("sagemaker", "delete_inference_component", {"InferenceComponentName": name})
     if inventory.endpoint is not None and component is None:
-        yield Call("sagemaker", "delete_endpoint", {"EndpointName": inventory.name})
+        yield AwsCall("sagemaker", "delete_endpoint", {"EndpointName": inventory.name})
 
 
 def _base(component: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.terminal import show
 from lmi_handlers.model_files.s3_url import S3Url
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.calls import AwsCall
 
 _UPLOADED_FOR = "lmi-deployment"
 """Metadata of each object that an upload makes. Its value is the deployment's name and the folder's digest."""
@@ -72,7 +72,7 @@ class Upload(msgspec.Struct, frozen=True):
     """A folder in S3, the calls that fill it, and the size of all files in bytes."""
 
     folder: S3Url
-    calls: list[Call]
+    calls: list[AwsCall]
     size: int
 
 
@@ -94,13 +94,13 @@ def plan_upload(directory: Path, destination: S3Url, name: str, *, follows_links
     folder = S3Url(destination.bucket, f"{prefix}{name}/{version}/")
     made = {"Metadata": {_UPLOADED_FOR: f"{name}/{version}"}}
     calls = [
-        Call("s3", "put_object", {"Bucket": folder.bucket, "Key": f"{folder.key}{relative}", **made}, file=str(file))
+        AwsCall("s3", "put_object", {"Bucket": folder.bucket, "Key": f"{folder.key}{relative}", **made}, file=str(file))
         for relative, file in files.items()
     ]
     return Upload(folder, calls, size)
 
 
-def missing(aws: Aws, upload: Upload) -> Iterator[Call]:
+def missing(aws: Aws, upload: Upload) -> Iterator[AwsCall]:
     """Yield the calls that an earlier run has not completed. Raises `Refused`."""
     there = {item["Key"]: item["Size"] for item in _objects(aws, upload.folder)}
     for call in upload.calls:
@@ -123,8 +123,8 @@ def delete_upload(aws: Aws, url: str, name: str) -> None:
     show(f"DeleteObject {folder}")
     for item in list(_objects(aws, folder)):
         where = {"Bucket": folder.bucket, "Key": item["Key"]}
-        if aws(Call("s3", "head_object", where)).get("Metadata", {}).get(_UPLOADED_FOR) == version:
-            aws(Call("s3", "delete_object", where))
+        if aws(AwsCall("s3", "head_object", where)).get("Metadata", {}).get(_UPLOADED_FOR) == version:
+            aws(AwsCall("s3", "delete_object", where))
         else:
             others += 1
     if others:
@@ -134,7 +134,7 @@ def delete_upload(aws: Aws, url: str, name: str) -> None:
 def _objects(aws: Aws, folder: S3Url) -> Iterator[dict[str, object]]:
     parameters = {"Bucket": folder.bucket, "Prefix": folder.key}
     while True:
-        answer = aws(Call("s3", "list_objects_v2", parameters))
+        answer = aws(AwsCall("s3", "list_objects_v2", parameters))
         yield from answer.get("Contents", [])
         if not answer.get("IsTruncated"):
             return
