@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,9 +128,7 @@ def test_images_do_not_count_as_text(url: bytes, counts: bool) -> None:
 
 def test_images_have_a_limit_of_their_own() -> None:
     data = b'[{"url":"data:image/png;base64,' + b"A" * 200_000 + b'"}]'
-    with pytest.raises(
-        PayloadTooLarge, match=r"200022 bytes of images .* at most 1000 as files \(option.max_image_bytes\)"
-    ):
+    with raises(PayloadTooLarge, "200022 1000 option.max_image_bytes", code="images_too_large"):
         budget(max_text_bytes=1000, max_image_bytes=1000).check_json(data)
     budget(max_text_bytes=1000, max_image_bytes=200_000).check_json(data)
 
@@ -139,37 +138,36 @@ def test_images_have_a_limit_of_their_own() -> None:
     [
         (
             ChatCompletionBody(messages=[], stop=["a"] * 4),
-            "stop: has 4 strings; at most 3 are allowed (option.max_strings)",
+            "stop: 4 3 option.max_strings",
         ),
-        (ChatCompletionBody(messages=[], stop="a" * 11), "stop: has 11 characters in all; at most 10 are allowed"),
-        (ChatCompletionBody(messages=[], bad_words=["a" * 6] * 2), "bad_words: has 12 characters in all; at most 10"),
+        (ChatCompletionBody(messages=[], stop="a" * 11), "stop: 11 10"),
+        (ChatCompletionBody(messages=[], bad_words=["a" * 6] * 2), "bad_words: 12 10"),
         (
             CompletionBody(prompt="", logit_bias={1: 0, 2: 0, 3: 0}),
-            "logit_bias: has 3 token ids; at most 2 are allowed",
+            "logit_bias: 3 2",
         ),
-        (CompletionBody(prompt="", stop_token_ids=[1, 2, 3]), "stop_token_ids: has 3 token ids; at most 2 are allowed"),
-        (CompletionBody(prompt="", guided_regex="a" * 21), "guided_regex: has 21 characters; at most 20 are allowed"),
-        (CompletionBody(prompt="", guided_json={"a": "b" * 20}), "guided_json: has 28 bytes; at most 20 are allowed"),
+        (CompletionBody(prompt="", stop_token_ids=[1, 2, 3]), "stop_token_ids: 3 2"),
+        (CompletionBody(prompt="", guided_regex="a" * 21), "guided_regex: 21 20"),
+        (CompletionBody(prompt="", guided_json={"a": "b" * 20}), "guided_json: 28 20"),
         (
             CompletionBody(prompt="", structured_outputs=StructuredOutputsBody(grammar="a" * 21)),
-            "structured_outputs.grammar: has 21 characters; at most 20 are allowed (option.max_schema_bytes)",
+            "structured_outputs.grammar: 21 20 option.max_schema_bytes",
         ),
         (
             CompletionBody(prompt="", priority=-1),
-            "priority: must be at least 0, got -1: the operator decides how urgent",
+            "priority: 0 -1",
         ),
     ],
 )
 def test_each_field_has_a_limit(body: CompletionBody | ChatCompletionBody, message: str) -> None:
     bounds = budget(max_strings=3, max_string_characters=10, max_token_ids=2, max_schema_bytes=20)
-    with pytest.raises(InvalidRequest) as caught:
+    with raises(InvalidRequest, message):
         bounds.check_fields(body)
-    assert str(caught.value).startswith(message)
     budget(min_priority=-1).check_fields(body)
 
 
 def test_names_have_a_fixed_limit() -> None:
-    with pytest.raises(InvalidRequest, match="model: has 1025 characters; at most 1024 are allowed"):
+    with raises(InvalidRequest, "model: 1025 1024"):
         budget().check_fields(CompletionBody(prompt="", model="m" * 1025))
     budget().check_fields(CompletionBody(prompt="", model="m" * 1024))
 
@@ -182,6 +180,5 @@ def test_operator_can_allow_priorities() -> None:
 def test_sequences_are_counted() -> None:
     bounds = budget(max_sequences=8)
     bounds.check_sequences("inputs", 4, 2)
-    with pytest.raises(InvalidRequest) as caught:
+    with raises(InvalidRequest, "inputs: 3 8 option.max_sequences"):
         bounds.check_sequences("inputs", 3, 3)
-    assert str(caught.value) == ("inputs: asks for 3 x 3 sequences; at most 8 are allowed (option.max_sequences)")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 import pytest
+from facts import raises
 from lmi_command import lmi
 
 from backends.options_page import SETTINGS
@@ -64,7 +65,7 @@ def test_the_first_of_several_names_takes_precedence() -> None:
     assert read(OLD_B=" 7 ").number == 7
     assert read(OLD_B="7", B="8").number == 8
     assert read(OLD_B="seven", B="8").number == 8
-    with pytest.raises(ConfigError, match=r"^OLD_B has value 'seven': must be an integer from 1 to 10$"):
+    with raises(ConfigError, "OLD_B seven integer 1 10"):
         read(OLD_B="seven")
 
 
@@ -96,7 +97,7 @@ def test_any_other_word_ends_the_start(tmp_path: Path, name: str, text: str) -> 
         for mistake in mistakes(read_configuration(environ), environ):
             raise ConfigError(mistake)
 
-    with pytest.raises(ConfigError, match=f"^{name} has value '.*: must be true or false$") as raised:
+    with raises(ConfigError, f"{name} true false") as raised:
         start()
     assert len(str(raised.value)) < 500
     assert "\x1b" not in str(raised.value)
@@ -105,7 +106,7 @@ def test_any_other_word_ends_the_start(tmp_path: Path, name: str, text: str) -> 
 @pytest.mark.parametrize("text", ["0", "11", "-1", "1.0", "x", "१", "9" * 5000])
 def test_integers(text: str) -> None:
     assert read(B="10").number == 10
-    with pytest.raises(ConfigError, match=r"^B has value .*: must be an integer from 1 to 10$") as raised:
+    with raises(ConfigError, "B integer 1 10") as raised:
         read(B=text)
     assert len(str(raised.value)) < 200
 
@@ -113,7 +114,7 @@ def test_integers(text: str) -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e3", "1 s"])
 def test_numbers(text: str) -> None:
     assert (read(C="0.5").period, read(C=" .5 ").period) == (0.5, 0.5)
-    with pytest.raises(ConfigError, match=r"^C has value .*: must be a number above 0 and at most 100$"):
+    with raises(ConfigError, "C number 0 100"):
         read(C=text)
 
 
@@ -147,5 +148,5 @@ def test_a_store_of_sagemaker_is_checked(tmp_path: Path) -> None:
 
 
 def test_one_model_and_a_store_of_sagemaker_contradict_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--model-dir \(LMI_MODEL_DIR\) .* is one model"):
+    with raises(ConfigError, "--model-dir LMI_MODEL_DIR model"):
         read_store({"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODEL_DIR": str(tmp_path)})

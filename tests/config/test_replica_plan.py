@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import raises
 
 from backends import registry
 from backends.gpu_memory import smallest, smallest_gpu_memory
@@ -63,7 +64,7 @@ def test_each_replica_gets_its_own_of_four_gpus(
 
 @pytest.mark.parametrize("properties", ["minWorkers=5\n", "minWorkers=3\noption.tensor_parallel_degree=2\n"])
 def test_too_many_replicas_for_the_gpus_are_refused(tmp_path: Path, properties: str) -> None:
-    with pytest.raises(ConfigError, match=r"minWorkers=\d needs \d GPUs, . for each engine, but there are 4"):
+    with raises(ConfigError, "minWorkers= GPUs 4"):
         plan(tmp_path, properties, 4)
 
 

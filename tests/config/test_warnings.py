@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from facts import raises, says, tell
 from serving_properties import load
 
 from backends import declaration, registry
@@ -41,9 +42,7 @@ TRANSFORMERS = declaration("transformers")
 )
 def test_warning_for_an_unknown_name_suggests_the_nearest(model_dir: Path, key: str, nearest: str) -> None:
     loaded = load(model_dir, f"{key}=1")
-    assert loaded.unknown_names(TRANSFORMERS) == (
-        f"unknown option {key}; did you mean {nearest}? (from serving.properties)",
-    )
+    assert tell(loaded.unknown_names(TRANSFORMERS), [f"unknown {key} {nearest} serving.properties"])
 
 
 def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
@@ -55,17 +54,17 @@ def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
 @pytest.mark.parametrize("key", ["zzzzz", "my_threshold", "option.temperature", "option.size"])
 def test_warning_without_suggestion_if_no_name_is_near(model_dir: Path, key: str) -> None:
     warnings = load(model_dir, f"{key}=1").warnings(TRANSFORMERS)
-    assert warnings == (f"unknown option {key} (from serving.properties)",)
+    assert tell(warnings, [f"unknown {key} serving.properties"])
 
 
 def test_engine_may_accept_options_that_are_unknown_here(model_dir: Path) -> None:
     loaded = load(model_dir, "option.swap_space=4\nsomething=5\noption.my_secret=xyz\n")
     assert len(loaded.unknown_names(TRANSFORMERS)) == 3
     left = loaded.unknown_names(declaration("vllm"))
-    assert [warning.split(";")[0] for warning in left] == [
-        "unknown option something (from serving.properties)",
-        "unknown option option.my_secret",
-    ]
+    assert tell(
+        [warning.split(";")[0] for warning in left],
+        ["unknown something serving.properties", "unknown option option.my_secret"],
+    )
     assert "passed on to vllm" in render_settings(loaded, declaration("vllm"), show_all=False)
     assert "passed on to" not in render_settings(loaded, TRANSFORMERS, show_all=True)
 
@@ -74,9 +73,9 @@ def test_option_for_the_engine_that_looks_misspelt_causes_a_warning(model_dir: P
     vllm = declaration("vllm")
     loaded = load(model_dir, "option.tensor_paralel_degree=2\noption.disable_custom_all_reduce=true\n")
     assert loaded.unknown_names(vllm) == ()
-    assert loaded.warnings(vllm) == (
-        "option.tensor_paralel_degree is unknown here and passed on to vllm; did you mean option.tensor_parallel_degree? "
-        "(from serving.properties)",
+    assert tell(
+        loaded.warnings(vllm),
+        ["option.tensor_paralel_degree unknown vllm option.tensor_parallel_degree serving.properties"],
     )
     assert loaded.misspelt(TRANSFORMERS) == ()
 
@@ -92,7 +91,7 @@ def test_option_with_a_mistake_causes_no_warning(model_dir: Path) -> None:
     loaded = examine_properties(model_dir, {}, registry())
     [mistake], [warning] = loaded.mistakes, loaded.warnings(TRANSFORMERS)
     assert mistake.startswith("option.enforce_eager has value 'many # x': ")
-    assert warning.startswith("option.tokens_per_block has no effect on backend transformers")
+    assert says(warning, "option.tokens_per_block effect transformers")
     assert re.search(r"option\.enforce_eager .* refused$", render_settings(loaded, TRANSFORMERS, show_all=False), re.M)
 
 
@@ -106,9 +105,7 @@ def test_value_in_quotes_causes_a_warning(model_dir: Path, text: str) -> None:
 
 
 def test_unknown_task_is_refused_with_the_known_ones(model_dir: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^option.task=reranking is not supported: .*: auto, .*, text-ranking \(from"
-    ):
+    with raises(ConfigError, "option.task=reranking supported auto"):
         load(model_dir, "option.task=reranking")
 
 
@@ -130,9 +127,8 @@ def test_deprecated_name_causes_a_warning(model_dir: Path, key: str) -> None:
 
 def test_option_that_the_backend_ignores_causes_a_warning(model_dir: Path) -> None:
     loaded = load(model_dir, "option.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
-    assert loaded.unread(TRANSFORMERS) == (
-        "option.enforce_eager has no effect on backend transformers; it is only read by vllm, lmi_dist "
-        "(from serving.properties)",
+    assert tell(
+        loaded.unread(TRANSFORMERS), ["option.enforce_eager effect transformers vllm lmi_dist serving.properties"]
     )
     assert loaded.unread(declaration("vllm")) == ()
 
@@ -150,7 +146,7 @@ def test_option_that_only_other_backends_read_is_passed_on(model_dir: Path) -> N
     reads_less = msgspec.structs.replace(vllm, reads=())
     assert reads_less.passed_on(loaded.properties) == expected | {"dtype": "fp16"}
     table = render_settings(loaded, vllm, show_all=False)
-    assert re.search(r"option\.tokens_per_block .*passed on to vllm", table)
+    assert says(table, "option.tokens_per_block passed vllm")
 
 
 # LMI's older names
@@ -195,23 +191,22 @@ def test_name_that_lmi_reads_is_known(key: str) -> None:
 def test_load_in_bits_is_bitsandbytes(model_dir: Path, bits: int) -> None:
     loaded = load(model_dir, f"option.load_in_{bits}bit=True\n")
     assert loaded.properties.quantize == f"bitsandbytes{bits}"
-    assert loaded.deprecated == (
-        f"option.load_in_{bits}bit is deprecated: use option.quantize=bitsandbytes{bits} (from serving.properties)",
+    assert tell(
+        loaded.deprecated,
+        [f"option.load_in_{bits}bit deprecated option.quantize=bitsandbytes{bits} serving.properties"],
     )
     assert load(model_dir, f"option.load_in_{bits}bit=false\n").properties.quantize is None
     same = load(model_dir, f"option.load_in_{bits}bit=true\noption.quantize=bitsandbytes{bits}\n")
     assert same.properties.quantize == f"bitsandbytes{bits}"
     for other in ("option.quantize=awq", f"option.load_in_{12 - bits}bit=true"):
-        with pytest.raises(ConfigError, match=r"conflicts with option\.load_in_.bit=true: they name different methods"):
+        with raises(ConfigError, f"conflicts {other}"):
             load(model_dir, f"option.load_in_{bits}bit=true\n{other}\n")
 
 
 def test_library_for_a_quantisation_is_missed_before_the_model_is_loaded() -> None:
     backend = msgspec.structs.replace(TRANSFORMERS, requires_with={"quantize=bitsandbytes8": "no_such_library"})
     check_installed(backend, ServingProperties())
-    with pytest.raises(
-        ConfigError, match=r"^option.quantize=bitsandbytes8 needs the module no_such_library on backend"
-    ):
+    with raises(ConfigError, "option.quantize=bitsandbytes8 module no_such_library"):
         check_installed(backend, ServingProperties(quantize="bitsandbytes8"))
 
 
@@ -315,7 +310,7 @@ def test_check_shows_set_options_and_optionally_defaults(model_dir: Path) -> Non
         "  option.dtype        fp16    environment variable OPTION_DTYPE  "
         "read by openvino, transformers, vllm, lmi_dist, tensorrt_llm",
     ]
-    assert rest == f"{len(OPTIONS) - 2} options have their defaults; `lmi check --all` shows them.\n"
+    assert says(rest, f"{len(OPTIONS) - 2} options --all")
     again, defaults = render_settings(loaded, TRANSFORMERS, show_all=True).split("\n\n")
     assert again == explicit
     assert len(defaults.splitlines()) == 1 + len(OPTIONS) - 2
@@ -326,7 +321,7 @@ def test_check_shows_set_options_and_optionally_defaults(model_dir: Path) -> Non
 def test_check_without_any_settings() -> None:
     loaded = load_properties(None, {}, registry())
     text = render_settings(loaded, declaration("echo"), show_all=False)
-    assert text == f"{len(OPTIONS)} options have their defaults; `lmi check --all` shows them.\n"
+    assert says(text, f"{len(OPTIONS)} options --all")
     text = render_settings(loaded, declaration("echo"), show_all=True)
     assert text.startswith("Defaults\n")
     assert re.search(r"^  option\.echo_fault +none +default +read by echo$", text, re.MULTILINE)

@@ -1,0 +1,53 @@
+"""Comparing messages by the facts in them, so that a sentence stands only once, in the product, and can be improved.
+
+Facts are the words that carry a message: names, numbers, values, and a noun where there is none of these. A colon after
+the first marks the field at fault, as `InvalidRequest` writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import pytest
+
+from lmi_handlers.core.errors import LMIError
+
+E = TypeVar("E", bound=BaseException)
+
+
+def says(text: object, facts: str) -> bool:
+    """Return whether a line of the text has all words of `facts`, whole and in any order. `1` is not in `1.5` or `-1`."""
+    return any(all(_has(line, fact) for fact in facts.split()) for line in str(text).splitlines())
+
+
+def tell(texts: Sequence[object], facts: Sequence[str]) -> bool:
+    """Return whether there are as many texts as `facts`, and each says those in its place."""
+    return len(texts) == len(facts) and all(map(says, texts, facts))
+
+
+@contextlib.contextmanager
+def raises(
+    kind: type[E] | tuple[type[E], ...], facts: str, *, code: str | None = None
+) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Fail if the block does not raise an error of the kind that says `facts`. An `LMIError` must have the code, too.
+
+    By default the code is that of the class, so that neither an heir nor another cause of the class passes.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    if isinstance(caught.value, LMIError) and not isinstance(kind, tuple):
+        assert caught.value.code == (code or kind.code), f"{caught.value.code}: {caught.value}"
+    assert says(caught.value, facts), f"{caught.value} does not say {facts}"
+
+
+def _has(text: str, fact: str) -> bool:
+    before = r"(?<![\w-])(?<!\d[.,])" if fact[0].isdigit() else r"(?<!\w)" if _in_word(fact[0]) else ""
+    after = r"(?!\w|[.,]\d)" if fact[-1].isdigit() else r"(?!\w)" if _in_word(fact[-1]) else ""
+    return re.search(before + re.escape(fact) + after, text) is not None
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
