@@ -6,10 +6,10 @@ the first marks the field at fault, as `InvalidRequest` writes it.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 import pytest
 
@@ -28,19 +28,39 @@ def tell(texts: Sequence[object], facts: Sequence[str]) -> bool:
     return len(texts) == len(facts) and all(map(says, texts, facts))
 
 
-@contextlib.contextmanager
-def raises(
-    kind: type[E] | tuple[type[E], ...], facts: str, *, code: str | None = None
-) -> Iterator[pytest.ExceptionInfo[E]]:
+def raises(kind: type[E] | tuple[type[E], ...], facts: str, *, code: str | None = None) -> _Raises[E]:
     """Fail if the block does not raise an error of the kind that says `facts`. An `LMIError` must have the code, too.
 
     By default the code is that of the class, so that neither an heir nor another cause of the class passes.
     """
-    with pytest.raises(kind) as caught:
-        yield caught
-    if isinstance(caught.value, LMIError) and not isinstance(kind, tuple):
-        assert caught.value.code == (code or kind.code), f"{caught.value.code}: {caught.value}"
-    assert says(caught.value, facts), f"{caught.value} does not say {facts}"
+    return _Raises(kind, facts, code)
+
+
+class _Raises(Generic[E]):
+    def __init__(self, kind: type[E] | tuple[type[E], ...], facts: str, code: str | None) -> None:
+        self._raises = pytest.raises(kind)
+        self._kind = kind
+        self._facts = facts
+        self._code = code
+
+    def __enter__(self) -> pytest.ExceptionInfo[E]:
+        self._caught = self._raises.__enter__()
+        return self._caught
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> bool:
+        if not self._raises.__exit__(kind, error, frames):
+            return False
+        if isinstance(error, LMIError):
+            codes = {kind.code for kind in _classes(self._kind)} if self._code is None else {self._code}
+            assert error.code in codes, f"{error.code}: {error}"
+        assert says(error, self._facts), f"{error} does not say {self._facts}"
+        return True
+
+
+def _classes(kind: type[BaseException] | tuple[type[BaseException], ...]) -> Iterator[type[LMIError]]:
+    yield from (one for one in (kind if isinstance(kind, tuple) else (kind,)) if issubclass(one, LMIError))
 
 
 def _has(text: str, fact: str) -> bool:
