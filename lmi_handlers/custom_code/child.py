@@ -27,7 +27,7 @@ from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.custom_code.messages import Load
 from lmi_handlers.custom_code.outputs import Output
-from lmi_handlers.workers.parent import end_with_parent
+from lmi_handlers.workers.parent import end_with_parent, read_settings
 
 
 def load_handler(load: Load) -> Handler | AsyncHandler:
@@ -46,10 +46,8 @@ def load_handler(load: Load) -> Handler | AsyncHandler:
     return handler
 
 
-def serve(connection: Connection) -> int:
+def serve(load: Load, connection: Connection) -> int:
     """Load the code and answer requests until the pool is gone. Returns 1 if the code cannot be used."""
-    load = connection.receive()
-    assert isinstance(load, Load)  # noqa: S101  the protocol
     left = load.deadline - time.monotonic()
     watch = threading.Timer(left, lambda: connection.send(load_timeout(threading.main_thread(), load.code)))
     watch.daemon = True
@@ -81,13 +79,17 @@ def ignore_signals() -> None:
 
 
 def main() -> int:
-    """Entry point of `python -m lmi_handlers.custom_code.child <descriptor of the connection>`."""
+    """Entry point of `python -m lmi_handlers.custom_code.child <descriptor of the connection>`.
+
+    Reads its settings, `Load`, on standard input.
+    """
     configure_logging()
     ignore_signals()
+    load = read_settings(Load)
     end_with_parent()
     read_nothing()
     print_to_the_log()
-    return serve(Connection(socket.socket(fileno=int(sys.argv[1]))))
+    return serve(load, Connection(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__mp_main__":  # a process that the code has spawned, which gets the same `sys.path`, but no finders

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lmi_handlers.custom_code.messages import Abort, Batch, FromCode, FromPool, Load, Pause, Resume
+from lmi_handlers.custom_code.messages import Abort, Batch, FromCode, FromPool, Pause, Resume
 from lmi_handlers.workers.channel import Channel
 
 
@@ -24,15 +24,15 @@ class Connection:
         self._channel: Channel[FromCode, FromPool] = Channel(sock, msgspec.msgpack.Decoder(FromPool))
         self._write = sock.sendall
         self._pid = os.getpid()
-        self._received: queue.SimpleQueue[Load | Batch] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._take: Callable[[FromPool], object] = self._keep
         self._aborted = 0
         self._paused: set[int] = set()
         self._resumed: queue.SimpleQueue[None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def receive(self) -> Load | Batch:
-        """Wait for the next message, which is `Load` at first."""
+    def receive(self) -> Batch:
+        """Wait for the next batch."""
         return self._received.get()
 
     def is_aborted(self, number: int) -> bool:
@@ -45,7 +45,7 @@ class Connection:
             self._resumed.get()
 
     def listen(self, take: Callable[[FromPool], object]) -> None:
-        """Give each message after `Load` to `take`, which is called in a thread. Call this before sending `Loaded`."""
+        """Give each message to `take`, which is called in a thread. Call this before sending `Loaded`."""
         self._take = take
 
     def send(self, *messages: FromCode) -> None:
@@ -63,7 +63,7 @@ class Connection:
 
     def _keep(self, message: FromPool) -> None:
         match message:
-            case Load() | Batch():
+            case Batch():
                 self._received.put(message)
             case Pause(number):
                 self._paused.add(number)

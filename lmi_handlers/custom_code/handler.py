@@ -43,9 +43,7 @@ class Handler:
         """Say that the code is loaded, and answer what the pool asks, for ever."""
         connection.send(Loaded(max_calls=1))
         while True:
-            batch = connection.receive()
-            assert isinstance(batch, Batch)  # noqa: S101  the protocol
-            self._answer(batch, connection)
+            self._answer(connection.receive(), connection)
 
     def _answer(self, batch: Batch, connection: Connection) -> None:
         """Send the messages that answer a batch. Of all that the code may raise, only `MustBeReplaced` ends the process."""

@@ -41,11 +41,11 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Send `Loading` and `Serving` on this connection, now and on every change."""
 
 
-# From the pool to a process that runs the code
+# From the pool to a process that runs the code. `Load` is its settings, on standard input.
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Get the function and call it once, with these properties and no content. The first message.
+class Load(msgspec.Struct, frozen=True):
+    """Get the function and call it once, with these properties and no content.
 
     If that has not ended at the monotonic time `deadline`, the answer is a `LoadError` that says where it is.
     """
@@ -154,5 +154,5 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 FromWorker = Invoke | ChangeAdapter | Watch
 ToWorker = Loading | Serving | Head | Chunk | End
-FromPool = Load | Batch | Abort | Pause | Resume
+FromPool = Batch | Abort | Pause | Resume
 FromCode = Loaded | LoadError | Head | Chunk | End

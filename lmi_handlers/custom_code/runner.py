@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
@@ -34,8 +35,7 @@ from lmi_handlers.custom_code.messages import (
 from lmi_handlers.custom_code.streams import receive
 from lmi_handlers.workers.channel import MessageTooLong, ProtocolError, frame
 from lmi_handlers.workers.environment import child_environment
-from lmi_handlers.workers.process import describe, kill_group
-from lmi_handlers.workers.program import command
+from lmi_handlers.workers.process import KILL_TIMEOUT, KeptProcess, describe
 
 _OVERDUE = 2.0
 """Seconds after which a process that should have said that its code hangs is assumed to hang itself."""
@@ -45,9 +45,6 @@ _LINGER = 0.5
 
 _GRACE = 1.0
 """Seconds in which a call that is late, and was told to end, must end."""
-
-_UNKILLABLE = 10.0
-"""Seconds after which a process that SIGKILL has not ended is given up. It waits for a device or a file system."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +98,7 @@ class Runner:
     def __init__(
         self,
         code: CustomCode,
-        process: asyncio.subprocess.Process,
+        process: KeptProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -121,28 +118,31 @@ class Runner:
         self.was_used = False
         self.idle_since = asyncio.get_running_loop().time()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting = asyncio.ensure_future(self._wait())
+        threading.Thread(target=self._wait, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     @classmethod
     async def start(cls, code: CustomCode, place: int, timeout: float) -> Runner:
         """Start a process and load the code, which may take `timeout` seconds. Raises `CodeError`."""
+        device = str(place % code.gpus) if code.gpus else "-1"
+        load = Load(code, {**code.properties, "device_id": device}, time.monotonic() + timeout)
         try:
             ours, its = socket.socketpair()
             with its, contextlib.ExitStack() as stack:
                 stack.callback(ours.close)
-                process = await asyncio.create_subprocess_exec(
-                    *command("lmi_handlers.custom_code.child", str(its.fileno())),
-                    stdin=asyncio.subprocess.PIPE,  # it ends when this closes
+                process = await asyncio.to_thread(
+                    KeptProcess,
+                    "lmi_handlers.custom_code.child",
+                    str(its.fileno()),
+                    settings=load,
+                    environ=child_environment(os.environ, gets_models=code.options is not None),
                     pass_fds=(its.fileno(),),
-                    start_new_session=True,
-                    env=child_environment(os.environ, gets_models=code.options is not None),
                 )
                 stack.pop_all()
         except OSError as error:  # too many processes or open files
             raise CodeError(LoadFailed(f"{code.path}: its process cannot be started: {error}")) from error
         runner = cls(code, process, *await asyncio.open_unix_connection(sock=ours))
         try:
-            await asyncio.wait_for(runner._load(place, time.monotonic() + timeout), timeout + _OVERDUE)
+            await asyncio.wait_for(runner._load(), timeout + _OVERDUE)
         except asyncio.TimeoutError:
             await runner.end()
             runner.close()
@@ -222,10 +222,8 @@ class Runner:
         """Close the connection to a process that has ended, whatever may still arrive."""
         self._writer.close()
 
-    async def _load(self, place: int, deadline: float) -> None:
+    async def _load(self) -> None:
         code = self._code
-        device = str(place % code.gpus) if code.gpus else "-1"
-        self._writer.write(frame(Load(code, {**code.properties, "device_id": device}, deadline)))
         try:
             message = await receive(self._reader, _decoder)
         except (EOFError, OSError) as error:
@@ -298,18 +296,24 @@ class Runner:
             return "closed the server's connection, and was replaced,"
         return f"ended with {describe(self.ended.result())}"
 
-    async def _wait(self) -> None:
-        """Wait for the process's end, end what it has left behind, and close the connection."""
-        status = await self._process.wait()
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for the process's end, in a thread."""
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the event loop has ended before a process that was given up
+            loop.call_soon_threadsafe(self._end_rest, status)
+
+    def _end_rest(self, status: int) -> None:
+        """End what the process has left behind, and close the connection."""
         if not self.ended.done():
             self.ended.set_result(status)
-        self._kill()
+        self._process.kill()
+        self._process.close()
         asyncio.get_running_loop().call_later(_LINGER, self._writer.close)  # a daemon may hold the other end open
 
     def _kill(self) -> None:
         if not self.ended.done():
-            asyncio.get_running_loop().call_later(_UNKILLABLE, self._give_up)
-        kill_group(self._process.pid)
+            asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._give_up)
+        self._process.kill()
 
     def _give_up(self) -> None:
         """Go on without the process if it has not ended."""

@@ -12,8 +12,8 @@ Every kept process has the same parts:
 * Its exit status is said in the same words everywhere (`describe`).
 * Whoever starts it again waits in between: `back_off`.
 
-Event loops start theirs with asyncio, in the same way, and share the functions of this module (`custom_code/runner.py`).
-Web workers start none: gevent would not know of it.
+Starting and waiting block, so event loops leave both to threads (`custom_code/runner.py`). Web workers start none: gevent
+would not know of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any
 
 import msgspec
@@ -41,7 +41,8 @@ class KeptProcess(subprocess.Popen[bytes]):
     """`python -m module`, which ends with this process.
 
     `settings` is its first line on standard input. Without a `group` of its own, it belongs to this process's group, and
-    ends together with that. `environ` defaults to this process's environment. Raises `OSError` if it cannot be started.
+    ends together with that. `environ` defaults to this process's environment. It inherits the descriptors `pass_fds`.
+    Raises `OSError` if it cannot be started.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class KeptProcess(subprocess.Popen[bytes]):
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         preexec_fn: Callable[[], object] | None = None,
+        pass_fds: Collection[int] = (),
     ) -> None:
         super().__init__(
             command(module, *arguments),
@@ -62,6 +64,7 @@ class KeptProcess(subprocess.Popen[bytes]):
             stderr=stderr,
             env=environ,
             preexec_fn=preexec_fn,
+            pass_fds=pass_fds,
             start_new_session=group,
         )
         self._leads = group
@@ -73,10 +76,12 @@ class KeptProcess(subprocess.Popen[bytes]):
 
     def kill(self) -> None:
         """Kill the process, if it still runs, and the rest of its group."""
-        if self._leads:
-            kill_group(self.pid)
-        else:
+        if not self._leads:
             super().kill()
+            return
+        # It may be gone already. macOS raises PermissionError if only zombies are left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def end(self, ask: signal.Signals | None = None, grace: float = 0.0) -> int:
         """End the process and the rest of its group, and return its exit status.
@@ -102,12 +107,6 @@ class KeptProcess(subprocess.Popen[bytes]):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # of what is left in the buffer
                     pipe.close()
-
-
-def kill_group(leader: int) -> None:
-    """Kill all processes of the group that a process leads or, if that has ended, has led."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
-        os.killpg(leader, signal.SIGKILL)
 
 
 def describe(status: int) -> str:

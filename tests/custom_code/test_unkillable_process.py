@@ -21,7 +21,7 @@ def test_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
     file.write_text("def handle(inputs):\n    return None\n")
     code = CustomCode(path=str(file), directory=str(tmp_path), properties=PROPERTIES)
     kill, groups = os.killpg, []
-    monkeypatch.setattr(runner_module, "_UNKILLABLE", 0.2)
+    monkeypatch.setattr(runner_module, "KILL_TIMEOUT", 0.2)
 
     async def end() -> int:
         runner = await Runner.start(code, 0, timeout=60)
@@ -32,7 +32,7 @@ def test_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
         await asyncio.wait_for(reading, 30)  # what waits for its answers goes on, too
         assert runner.free == 0
         kill(groups[0], signal.SIGKILL)
-        await runner._waiting
+        await asyncio.to_thread(runner._process.wait)
         return runner.ended.result()
 
     assert asyncio.run(end()) == -signal.SIGKILL
