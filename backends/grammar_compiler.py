@@ -13,8 +13,7 @@ import msgspec
 from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
-from backends.preparing import lower_priority
+from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, lower_priority
 from lmi_handlers.core.errors import InvalidRequest, RequestFailed
 from lmi_handlers.core.sampling_params import StructuredOutputs
 

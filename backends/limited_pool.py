@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from backends.limited_process import Expired, LimitedProcess
-from backends.preparing import lower_priority
+from backends.limited_process import Expired, LimitedProcess, lower_priority
 from lmi_handlers.core.errors import RequestFailed
 
 TURNS = (0.1, 1.0, 2.0, math.inf)

@@ -121,6 +121,12 @@ class LimitedProcess:
         return process
 
 
+def lower_priority() -> None:
+    """Lower the priority of this thread, so that the engine loop gets the CPU first."""
+    if sys.platform == "linux":  # the only platform with a priority per thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) -> None:
     """The child's side: answer questions on the standard streams until stdin is closed.
 

@@ -23,10 +23,10 @@ from backends.paged.runner import Runner
 from backends.paged.scheduler import Scheduler
 from backends.paged.sequence import Chunk, Sequence
 from backends.paged.step_budget import StepBudget
-from backends.preparing import Prepared, Preparing, refusal
 from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
 from backends.sampling.thinking import ThinkingCap
+from backends.waiting_sequences import Prepared, WaitingSequences, refusal
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
@@ -107,7 +107,7 @@ class PagedBackend(Backend):
         )
         self._budget = StepBudget(max_prefill_tokens, LEAST_EXTRA_TOKENS)
         self._generations: dict[str, RunningSequence] = {}
-        self._preparing: Preparing[GrammarMatcher, PreparedImages] = Preparing()
+        self._waiting_sequences: WaitingSequences[GrammarMatcher, PreparedImages] = WaitingSequences()
         self._progress = 0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
@@ -181,10 +181,10 @@ class PagedBackend(Backend):
         if grammar is None and images is None:
             self._start_or_wait(Prepared(request, None, None))
         else:
-            self._preparing.add(request, grammar, images)
+            self._waiting_sequences.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
-        waited = self._preparing.discard(request_id) or self._awaiting_adapter.pop(request_id, None) is not None
+        waited = self._waiting_sequences.discard(request_id) or self._awaiting_adapter.pop(request_id, None) is not None
         if not waited and request_id in self._generations:
             self._end(self._generations[request_id])
 
@@ -193,7 +193,7 @@ class PagedBackend(Backend):
         outputs = self._take_prepared()
         if not self._generations:
             if not outputs:
-                self._preparing.wait([] if self._adapters is None else self._adapters.reading)
+                self._waiting_sequences.wait([] if self._adapters is None else self._adapters.reading)
                 self._progress += 1  # preparing has its own time limits
             return outputs
         num_generating = self._scheduler.num_generating
@@ -218,7 +218,7 @@ class PagedBackend(Backend):
     @property
     def num_preparing(self) -> int:
         """Number of sequences that wait for their grammar, images or adapter, at most `max_num_seqs`."""
-        return min(len(self._preparing) + len(self._awaiting_adapter), self._capabilities.max_num_seqs)
+        return min(len(self._waiting_sequences) + len(self._awaiting_adapter), self._capabilities.max_num_seqs)
 
     @property
     def progress(self) -> int:
@@ -278,7 +278,7 @@ class PagedBackend(Backend):
 
     def _take_prepared(self) -> list[TokenOutput]:
         """Start the sequences that are ready, and return an error output for each one that failed."""
-        prepared, refused = self._preparing.collect()
+        prepared, refused = self._waiting_sequences.collect()
         awaiting, self._awaiting_adapter = self._awaiting_adapter, {}
         for item in [*awaiting.values(), *prepared]:
             try:

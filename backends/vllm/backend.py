@@ -28,7 +28,6 @@ from backends.base import Backend, ModelFiles
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
-from backends.preparing import Preparing, refusal
 from backends.vllm import DECLARATION
 from backends.vllm.adapters import EngineAdapters
 from backends.vllm.counting import of_lookup, of_run
@@ -39,6 +38,7 @@ from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
+from backends.waiting_sequences import WaitingSequences, refusal
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
@@ -75,7 +75,7 @@ class VLLMBackend(Backend):
         self._running: dict[str, _Running] = {}
         self._counters = EngineCounters()
         self._progress = 0
-        self._preparing: Preparing[str, EngineInput] = Preparing()
+        self._waiting_sequences: WaitingSequences[str, EngineInput] = WaitingSequences()
         self._grammars: GrammarCompiler[str] | None = None
         self._images: ImagePreparer[EngineInput] | None = None
         processor = engine.renderer.mm_processor
@@ -148,11 +148,11 @@ class VLLMBackend(Backend):
         if grammar is None and images is None:
             self._start(request)
         else:
-            self._preparing.add(request, grammar, images)
+            self._waiting_sequences.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence. vLLM returns no further output for it."""
-        if not self._preparing.discard(request_id) and request_id in self._running:
+        if not self._waiting_sequences.discard(request_id) and request_id in self._running:
             self._engine.abort_request([request_id])
             self._end(request_id)
 
@@ -161,7 +161,7 @@ class VLLMBackend(Backend):
         results = self._start_prepared()
         if not self._running:
             if not results:
-                self._preparing.wait()
+                self._waiting_sequences.wait()
                 self._progress -= 1  # preparing has its own time limits
             return results
         try:
@@ -185,7 +185,7 @@ class VLLMBackend(Backend):
     @property
     def num_preparing(self) -> int:
         """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
-        return min(len(self._preparing), self._capabilities.max_num_seqs)
+        return min(len(self._waiting_sequences), self._capabilities.max_num_seqs)
 
     @property
     def progress(self) -> int:
@@ -272,7 +272,7 @@ class VLLMBackend(Backend):
 
     def _start_prepared(self) -> list[TokenOutput]:
         """Start the sequences that are ready, and return an error output for each one that failed."""
-        prepared, refused = self._preparing.collect()
+        prepared, refused = self._waiting_sequences.collect()
         for item in prepared:
             try:
                 self._start(item.request, item.grammar, item.images)

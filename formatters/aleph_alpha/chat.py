@@ -11,10 +11,10 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from formatters.aleph_alpha.errors import error_document
-from formatters.aleph_alpha.responses import AlephAlphaChunk
+from formatters.aleph_alpha.schemas import AlephAlphaChunk
 from formatters.openai.base import SYSTEM_FINGERPRINT
 from formatters.openai.chat import ChatJsonFormatter, ChatSseFormatter
-from formatters.openai.responses import ChatCompletionChoice, Usage
+from formatters.openai.schemas import ChatCompletionChoice, Usage
 from lmi_handlers.core.errors import LMIError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from formatters.aleph_alpha import responses
+from formatters.aleph_alpha import schemas
 from formatters.aleph_alpha.errors import error_document
 from formatters.base import CollectingFormatter, CompletionOutput, encode, event
 from formatters.openai.base import finite
@@ -101,12 +101,12 @@ class CompletionJsonFormatter(CompletionFormatter):
         if len(outputs) > self.options.n:
             outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)[: self.options.n]
         completions = [
-            responses.AlephAlphaCompletion(
+            schemas.AlephAlphaCompletion(
                 **self.fields(index, output), finish_reason=FINISH_REASONS[output.finish_reason]
             )
             for index, output in enumerate(outputs)
         ]
-        return encode(responses.AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
+        return encode(schemas.AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -123,16 +123,14 @@ class CompletionSseFormatter(CompletionFormatter):
         events = b""
         detailed = options.log_probs or options.tokens or options.raw
         if new.prompt or new.text or (detailed and (new.prompt_tokens or new.tokens)):
-            events += event(encode(responses.AlephAlphaStreamChunk(**self.fields(index, new))))
+            events += event(encode(schemas.AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
             reason = FINISH_REASONS[new.finish_reason]
-            events += event(
-                encode(responses.AlephAlphaStreamSummary(index, options.model_version, reason, self.cut_by))
-            )
+            events += event(encode(schemas.AlephAlphaStreamSummary(index, options.model_version, reason, self.cut_by)))
         return events
 
     def finish(self) -> bytes:
-        return event(encode(responses.AlephAlphaCompletionSummary(*self.counts())))
+        return event(encode(schemas.AlephAlphaCompletionSummary(*self.counts())))
 
     def error(self, error: LMIError) -> bytes:
         return event(error_document(error))

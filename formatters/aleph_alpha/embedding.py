@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from formatters.aleph_alpha import responses
+from formatters.aleph_alpha import schemas
 from formatters.base import encode
 from formatters.pooling import PoolingFormatter, numbers
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
@@ -21,7 +21,7 @@ class SemanticEmbeddingFormatter(ModelEmbeddingFormatter):
 
     def finish(self) -> bytes:
         (vector,) = self.vectors
-        return encode(responses.SemanticEmbedding(self.model_version, numbers(vector), sum(self.prompt_tokens)))
+        return encode(schemas.SemanticEmbedding(self.model_version, numbers(vector), sum(self.prompt_tokens)))
 
 
 class BatchEmbeddingFormatter(ModelEmbeddingFormatter):
@@ -29,4 +29,4 @@ class BatchEmbeddingFormatter(ModelEmbeddingFormatter):
 
     def finish(self) -> bytes:
         vectors = [numbers(vector) for vector in self.vectors]
-        return encode(responses.SemanticEmbeddings(self.model_version, vectors, sum(self.prompt_tokens)))
+        return encode(schemas.SemanticEmbeddings(self.model_version, vectors, sum(self.prompt_tokens)))

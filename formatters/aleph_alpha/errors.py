@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from formatters.aleph_alpha.responses import AlephAlphaError
+from formatters.aleph_alpha.schemas import AlephAlphaError
 from formatters.base import encode
 from lmi_handlers.core.errors import (
     DeadlineExceeded,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from formatters.anthropic.responses import AnthropicError, ErrorDetails
+from formatters.anthropic.schemas import AnthropicError, ErrorDetails
 from formatters.base import encode
 from lmi_handlers.core.errors import (
     DeadlineExceeded,

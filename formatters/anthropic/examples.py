@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formatters.anthropic import responses
+from formatters.anthropic import schemas
 
 ANSWERS: Mapping[Any, object] = {
-    responses.MessageAnswer: responses.MessageAnswer(
+    schemas.MessageAnswer: schemas.MessageAnswer(
         id="msg_5f0c",
         type="message",
         role="assistant",
         model="my-model",
-        content=[responses.TextBlock("Deep Learning is a kind of machine learning.")],
+        content=[schemas.TextBlock("Deep Learning is a kind of machine learning.")],
         stop_reason="end_turn",
         stop_sequence=None,
-        usage=responses.MessageUsage(12, 0, 0, 9),
+        usage=schemas.MessageUsage(12, 0, 0, 9),
     ),
-    responses.MessageEvent: responses.ContentBlockDelta(0, responses.NewText("Deep")),
-    responses.TokenCount: responses.TokenCount(12),
-    responses.AnthropicError: responses.AnthropicError(
-        responses.ErrorDetails("invalid_request_error", "messages: must not be empty")
+    schemas.MessageEvent: schemas.ContentBlockDelta(0, schemas.NewText("Deep")),
+    schemas.TokenCount: schemas.TokenCount(12),
+    schemas.AnthropicError: schemas.AnthropicError(
+        schemas.ErrorDetails("invalid_request_error", "messages: must not be empty")
     ),
 }

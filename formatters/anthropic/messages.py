@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from formatters.anthropic import responses
+from formatters.anthropic import schemas
 from formatters.anthropic.errors import error_document
 from formatters.base import encode, line
 from formatters.openai.chat import ChatFormatter, ChatOptions
@@ -28,7 +28,7 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 from lmi_handlers.text.output_parsers.message import ToolCallDelta
 
-_ENDED: dict[FinishReason | None, responses.StopReason] = {
+_ENDED: dict[FinishReason | None, schemas.StopReason] = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.ABORT: "refusal",  # the closest of Anthropic's reasons
 }
@@ -44,16 +44,16 @@ class MessageFormatter(ChatFormatter):
         super().__init__(request, prompts, options=options)
         self._choice = self.choices[0]  # a message has no alternatives
         self._blocks = 0
-        self._open: responses.OutputBlock | None = None
+        self._open: schemas.OutputBlock | None = None
         self._call: int | None = None  # the number of the open call
         self._pieces: list[str] = []  # the text of the open block
         self._stop_string: str | None = None
         self._is_whole = False  # the last call
 
-    def emit(self, event: responses.MessageEvent) -> None:
+    def emit(self, event: schemas.MessageEvent) -> None:
         """Take an event. A document has none."""
 
-    def ended(self, block: responses.OutputBlock) -> None:
+    def ended(self, block: schemas.OutputBlock) -> None:
         """Take a complete block. A stream keeps none."""
 
     def advance(self, delta: TextDelta) -> None:
@@ -62,12 +62,12 @@ class MessageFormatter(ChatFormatter):
         self._choice.new_tokens = []  # there are no log probabilities
         self._stop_string = delta.stop_string
         if message.reasoning and self.options.include_reasoning:
-            self._add(responses.ThinkingBlock("", ""), message.reasoning)
+            self._add(schemas.ThinkingBlock("", ""), message.reasoning)
         # New text follows the call that is still open, and precedes the calls that begin.
         number = self._call
         self._add_calls(call for call in message.tool_calls if call.index == number)
         if message.content:
-            self._add(responses.TextBlock(""), message.content)
+            self._add(schemas.TextBlock(""), message.content)
         self._add_calls(call for call in message.tool_calls if call.index != number)
 
     def close_block(self) -> None:
@@ -76,24 +76,22 @@ class MessageFormatter(ChatFormatter):
         match block:
             case None:
                 return
-            case responses.TextBlock():
+            case schemas.TextBlock():
                 block.text = text
-            case responses.ThinkingBlock():
+            case schemas.ThinkingBlock():
                 block.thinking, block.signature = text, _signature(text)
-                self._emit_delta(responses.NewSignature(block.signature))
-            case responses.ToolUseBlock():
+                self._emit_delta(schemas.NewSignature(block.signature))
+            case schemas.ToolUseBlock():
                 arguments = _arguments(text)
                 block.input, self._is_whole = arguments or {}, arguments is not None
-        self.emit(responses.ContentBlockStop(self._blocks))
+        self.emit(schemas.ContentBlockStop(self._blocks))
         self.ended(block)
         self._blocks += 1
         self._open, self._call, self._pieces = None, None, []
 
-    def message(
-        self, content: list[responses.OutputBlock], end: responses.MessageEnd | None
-    ) -> responses.MessageAnswer:
+    def message(self, content: list[schemas.OutputBlock], end: schemas.MessageEnd | None) -> schemas.MessageAnswer:
         """Return the message so far."""
-        return responses.MessageAnswer(
+        return schemas.MessageAnswer(
             id=f"msg_{self.request.request_id}",
             type="message",
             role="assistant",
@@ -104,45 +102,45 @@ class MessageFormatter(ChatFormatter):
             usage=self.message_usage(),
         )
 
-    def end(self) -> responses.MessageEnd:
+    def end(self) -> schemas.MessageEnd:
         """Return how the message ended. Only a stop string that has cut off a call keeps clients from making it."""
         choice, stop = self._choice, self._stop_string
         if choice.finish_reason in _ENDED:
-            return responses.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by)
+            return schemas.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by)
         if stop is not None and not self._is_whole:
-            return responses.MessageEnd("stop_sequence", stop)
-        return responses.MessageEnd("tool_use" if choice.calls else "end_turn", None)
+            return schemas.MessageEnd("stop_sequence", stop)
+        return schemas.MessageEnd("tool_use" if choice.calls else "end_turn", None)
 
-    def message_usage(self) -> responses.MessageUsage:
+    def message_usage(self) -> schemas.MessageUsage:
         """Return the tokens used so far."""
         cached = self.cached_tokens or 0
-        return responses.MessageUsage(sum(self.prompt_tokens) - cached, 0, cached, self._choice.num_tokens)
+        return schemas.MessageUsage(sum(self.prompt_tokens) - cached, 0, cached, self._choice.num_tokens)
 
     def _add_calls(self, calls: Iterable[ToolCallDelta]) -> None:
         for call in calls:
             if self._call != call.index:
                 self.close_block()
-                self._begin(responses.ToolUseBlock(self._choice.call_id(call.index), call.name or "", {}))
+                self._begin(schemas.ToolUseBlock(self._choice.call_id(call.index), call.name or "", {}))
                 self._call = call.index
             if call.arguments:
                 self._pieces.append(call.arguments)
-                self._emit_delta(responses.NewInput(call.arguments))
+                self._emit_delta(schemas.NewInput(call.arguments))
 
-    def _add(self, empty: responses.TextBlock | responses.ThinkingBlock, text: str) -> None:
+    def _add(self, empty: schemas.TextBlock | schemas.ThinkingBlock, text: str) -> None:
         """Add text to the open block, if that is of the kind of `empty`, or else to a new one."""
         if type(self._open) is not type(empty):
             self.close_block()
             self._begin(empty)
         self._pieces.append(text)
-        thinks = isinstance(empty, responses.ThinkingBlock)
-        self._emit_delta(responses.NewThinking(text) if thinks else responses.NewText(text))
+        thinks = isinstance(empty, schemas.ThinkingBlock)
+        self._emit_delta(schemas.NewThinking(text) if thinks else schemas.NewText(text))
 
-    def _begin(self, block: responses.OutputBlock) -> None:
+    def _begin(self, block: schemas.OutputBlock) -> None:
         self._open = block
-        self.emit(responses.ContentBlockStart(self._blocks, block))
+        self.emit(schemas.ContentBlockStart(self._blocks, block))
 
     def _emit_delta(self, delta: Any) -> None:
-        self.emit(responses.ContentBlockDelta(self._blocks, delta))
+        self.emit(schemas.ContentBlockDelta(self._blocks, delta))
 
 
 class MessageJsonFormatter(MessageFormatter):
@@ -155,9 +153,9 @@ class MessageJsonFormatter(MessageFormatter):
         self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
     ) -> None:
         super().__init__(request, prompts, options=options)
-        self._content: list[responses.OutputBlock] = []
+        self._content: list[schemas.OutputBlock] = []
 
-    def ended(self, block: responses.OutputBlock) -> None:
+    def ended(self, block: schemas.OutputBlock) -> None:
         self._content.append(block)
 
     def feed(self, delta: TextDelta) -> bytes:
@@ -186,15 +184,15 @@ class MessageSseFormatter(MessageFormatter):
         """Return the record of an event."""
         return f"event: {name}\ndata: ".encode() + document + b"\n\n"
 
-    def emit(self, event: responses.MessageEvent) -> None:
+    def emit(self, event: schemas.MessageEvent) -> None:
         self._records.append(self.frame(str(event.__struct_config__.tag), encode(event)))
 
     def begin(self) -> None:
         """Write how each message begins, once."""
         if not self._begun:
             self._begun = True
-            self.emit(responses.MessageStart(self.message([], None)))
-            self.emit(responses.Ping())
+            self.emit(schemas.MessageStart(self.message([], None)))
+            self.emit(schemas.Ping())
 
     def feed(self, delta: TextDelta) -> bytes:
         self.begin()
@@ -204,12 +202,12 @@ class MessageSseFormatter(MessageFormatter):
     def keep_alive(self) -> bytes:
         """Return a `ping`, or how the message begins."""
         self.begin()
-        return self._taken() or self.frame("ping", encode(responses.Ping()))
+        return self._taken() or self.frame("ping", encode(schemas.Ping()))
 
     def finish(self) -> bytes:
         self.close_block()
-        self.emit(responses.MessageDelta(self.end(), self.message_usage()))
-        self.emit(responses.MessageStop())
+        self.emit(schemas.MessageDelta(self.end(), self.message_usage()))
+        self.emit(schemas.MessageStop())
         return self._taken()
 
     def error(self, error: LMIError) -> bytes:

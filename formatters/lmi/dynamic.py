@@ -11,7 +11,7 @@ import json
 import msgspec
 
 from formatters.base import CollectingFormatter, Formatter
-from formatters.lmi import responses
+from formatters.lmi import schemas
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
 
@@ -22,7 +22,7 @@ class DynamicJsonFormatter(CollectingFormatter):
     """One list of `generated_text` objects, in the order of the prompts."""
 
     def finish(self) -> bytes:
-        return pretty([responses.DynamicBatchText(self.generated_text(output)) for output in self.outputs])
+        return pretty([schemas.DynamicBatchText(self.generated_text(output)) for output in self.outputs])
 
 
 class DynamicJsonLinesFormatter(Formatter):
@@ -37,13 +37,13 @@ class DynamicJsonLinesFormatter(Formatter):
             return b""
         outputs = [""] * len(self.prompts)
         outputs[delta.index] = delta.text
-        return dumps(responses.DynamicBatchOutputs(outputs))
+        return dumps(schemas.DynamicBatchOutputs(outputs))
 
     def finish(self) -> bytes:
         return b""  # the stream has no closing line
 
     def error(self, error: LMIError) -> bytes:
-        return dumps(responses.DynamicBatchError(424, FAILURE, str(error)))
+        return dumps(schemas.DynamicBatchError(424, FAILURE, str(error)))
 
 
 def dumps(record: msgspec.Struct) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from formatters.base import CollectingFormatter, CompletionOutput, encode, event, line, python_float
-from formatters.lmi import responses
+from formatters.lmi import schemas
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 
@@ -27,25 +27,25 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 class LmiFormatter(CollectingFormatter):
     """Shared by LMI's rolling-batch formats: the token object and the details."""
 
-    def token(self, token: Token) -> responses.LmiToken:
+    def token(self, token: Token) -> schemas.LmiToken:
         """Return one token object.
 
         If special tokens are skipped, their text is empty, because clients print whatever text they receive.
         """
         log_prob = None if token.logprob is None else python_float(token.logprob)
         if not token.special:
-            return responses.LmiToken(token.id, token.text, log_prob)
+            return schemas.LmiToken(token.id, token.text, log_prob)
         text = "" if self.request.sampling_params.skip_special_tokens else token.text
-        return responses.LmiToken(token.id, text, log_prob, special_token=True)
+        return schemas.LmiToken(token.id, text, log_prob, special_token=True)
 
-    def tokens(self, tokens: Iterable[Token]) -> list[responses.LmiToken]:
+    def tokens(self, tokens: Iterable[Token]) -> list[schemas.LmiToken]:
         return [self.token(token) for token in tokens]
 
-    def prefill(self, output: CompletionOutput) -> list[responses.LmiToken] | UnsetType:
+    def prefill(self, output: CompletionOutput) -> list[schemas.LmiToken] | UnsetType:
         """Return the prompt's tokens, if the request asked for them."""
         return self.tokens(output.prompt_tokens) if output.prompt_tokens else UNSET
 
-    def top_tokens(self, output: CompletionOutput) -> list[list[responses.LmiToken]] | UnsetType:
+    def top_tokens(self, output: CompletionOutput) -> list[list[schemas.LmiToken]] | UnsetType:
         """Return the most probable tokens at each position, if the request asked for them."""
         count = self.request.top_n_tokens
         return [self.tokens(token.top[:count]) for token in output.tokens] if count and output.tokens else UNSET
@@ -59,21 +59,21 @@ class JsonFormatter(LmiFormatter):
         documents = [self._document(self.outputs[start : start + n]) for start in range(0, len(self.outputs), n)]
         return dumps(documents[0] if len(documents) == 1 else documents)
 
-    def _document(self, outputs: list[CompletionOutput]) -> responses.LmiResponse | responses.LmiBestOfResponse:
+    def _document(self, outputs: list[CompletionOutput]) -> schemas.LmiResponse | schemas.LmiBestOfResponse:
         # Beams are already ranked, and their score is not just the probability.
         best = outputs[0] if self.request.beam_search else max(outputs, key=lambda output: output.cumulative_logprob)
         text = self.generated_text(best)
         if len(outputs) > 1:
             others = [
-                responses.LmiSequence(**self._details(output), generated_text=self.generated_text(output))
+                schemas.LmiSequence(**self._details(output), generated_text=self.generated_text(output))
                 for output in outputs
                 if output is not best
             ]
-            details = responses.LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
-            return responses.LmiBestOfResponse(text, details)
+            details = schemas.LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
+            return schemas.LmiBestOfResponse(text, details)
         if not self.request.details:
-            return responses.LmiResponse(text)
-        return responses.LmiResponse(text, responses.LmiDetails(inputs=best.prompt, **self._details(best)))
+            return schemas.LmiResponse(text)
+        return schemas.LmiResponse(text, schemas.LmiDetails(inputs=best.prompt, **self._details(best)))
 
     def _details(self, output: CompletionOutput) -> dict[str, Any]:
         return {
@@ -103,18 +103,18 @@ class JsonLinesFormatter(LmiFormatter):
         if delta.finish_reason is None:
             return b"".join([self.frame(self._record(token)) for token in delta.tokens])
         *earlier, last = delta.tokens or (_NO_TOKEN,)
-        details: responses.LmiStreamDetails | UnsetType = UNSET
+        details: schemas.LmiStreamDetails | UnsetType = UNSET
         if self.request.details:
             details = self._details(output, delta.finish_reason, len(output.tokens))
         elif self.truncated is not None:
-            details = responses.LmiStreamDetails(delta.finish_reason, truncated=self.truncated)
-        record = responses.LmiRecord(self.token(last), self.generated_text(output), details)
+            details = schemas.LmiStreamDetails(delta.finish_reason, truncated=self.truncated)
+        record = schemas.LmiRecord(self.token(last), self.generated_text(output), details)
         return b"".join([*(self.frame(self._record(token)) for token in earlier), self.frame(dumps(record))])
 
     def _record(self, token: Token) -> bytes:
         """Return the record of a token that is not the last one."""
         if token.special or token.logprob is None or not isfinite(token.logprob):
-            return dumps(responses.LmiRecord(self.token(token)))
+            return dumps(schemas.LmiRecord(self.token(token)))
         head, before_text, before_log_prob, tail = _PLAIN_RECORD
         return f"{head}{token.id}{before_text}{quote(token.text)}{before_log_prob}{token.logprob!r}{tail}".encode()
 
@@ -124,17 +124,17 @@ class JsonLinesFormatter(LmiFormatter):
     def error(self, error: LMIError) -> bytes:
         """Return the last line, with a placeholder token (id -1) and `finish_reason` "error"."""
         output = self.outputs[0]
-        token = responses.LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
+        token = schemas.LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
         if self.request.details:
             details = self._details(output, FinishReason.ERROR, len(output.tokens) + 1)
         else:
-            details = responses.LmiStreamDetails(FinishReason.ERROR)
-        return self.frame(dumps(responses.LmiRecord(token, output.text, details)))
+            details = schemas.LmiStreamDetails(FinishReason.ERROR)
+        return self.frame(dumps(schemas.LmiRecord(token, output.text, details)))
 
     def _details(
         self, output: CompletionOutput, reason: FinishReason, generated_tokens: int
-    ) -> responses.LmiStreamDetails:
-        return responses.LmiStreamDetails(
+    ) -> schemas.LmiStreamDetails:
+        return schemas.LmiStreamDetails(
             reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output), self.cut_by
         )
 
@@ -153,5 +153,5 @@ def dumps(value: object) -> bytes:
 
 _NO_TOKEN = Token(id=-1, text="")
 
-_PLAIN_RECORD = re.split(r'1|"t"|2\.0', dumps(responses.LmiRecord(responses.LmiToken(1, "t", 2.0))).decode())
+_PLAIN_RECORD = re.split(r'1|"t"|2\.0', dumps(schemas.LmiRecord(schemas.LmiToken(1, "t", 2.0))).decode())
 """What `dumps` writes around the values of most tokens. Filling it in takes half as long as `dumps`."""

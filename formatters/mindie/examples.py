@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formatters.mindie import responses
-from formatters.tgi.responses import Token
+from formatters.mindie import schemas
+from formatters.tgi.schemas import Token
 
 ANSWERS: Mapping[Any, object] = {
-    responses.MindieResponse: responses.MindieResponse(generated_text="Deep Learning is a kind of machine learning."),
-    responses.MindieStreamResponse: responses.MindieStreamResponse(
-        Token(18800, "Deep", -0.25, special=False), None, None
-    ),
+    schemas.MindieResponse: schemas.MindieResponse(generated_text="Deep Learning is a kind of machine learning."),
+    schemas.MindieStreamResponse: schemas.MindieStreamResponse(Token(18800, "Deep", -0.25, special=False), None, None),
 }
 """By type."""

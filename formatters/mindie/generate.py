@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from formatters.base import CompletionOutput, encode
-from formatters.mindie import responses
+from formatters.mindie import schemas
 from formatters.tgi.float32 import number
 from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter, token_object
 from lmi_handlers.core.outputs import Token
@@ -25,16 +25,16 @@ class MindieJsonFormatter(TgiJsonFormatter):
 
     def finish(self) -> bytes:
         sample, best = self.ranked()[0]
-        document = responses.MindieResponse(generated_text=self.generated_text(best))
+        document = schemas.MindieResponse(generated_text=self.generated_text(best))
         if self.request.details:
-            document.details = responses.MindieDetails(
+            document.details = schemas.MindieDetails(
                 **self.facts(best, sample),
                 prefill=[
-                    responses.MindiePrefillToken(token.id, number(token.logprob), token.text)
+                    schemas.MindiePrefillToken(token.id, number(token.logprob), token.text)
                     for token in best.prompt_tokens
                 ],
                 tokens=[
-                    responses.MindieToken(token.id, number(token.logprob), token.special, token.text)
+                    schemas.MindieToken(token.id, number(token.logprob), token.special, token.text)
                     for token in best.tokens
                 ],
             )
@@ -47,7 +47,7 @@ class MindieSseFormatter(TgiSseFormatter):
     def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:  # noqa: ARG002
         details = None
         if complete is not None and self.request.details:
-            details = responses.MindieStreamDetails(**self.facts(complete, 0), truncated=self.cut_by)
-        return responses.MindieStreamResponse(
+            details = schemas.MindieStreamDetails(**self.facts(complete, 0), truncated=self.cut_by)
+        return schemas.MindieStreamResponse(
             token_object(token), None if complete is None else self.generated_text(complete), details
         )

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from formatters.base import python_float
-from formatters.openai.responses import PromptTokensDetails, Usage
+from formatters.openai.schemas import PromptTokensDetails, Usage
 from lmi_handlers import __version__
 from lmi_handlers.core.outputs import FinishReason
 

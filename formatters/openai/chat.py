@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from formatters.base import Formatter, encode, event, line
-from formatters.openai import responses
+from formatters.openai import schemas
 from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, token_name, usage
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
@@ -112,15 +112,15 @@ class ChatFormatter(Formatter):
             return parser
         return with_reasoning(options.reasoning, self.prompts[0].text, parser)
 
-    def usage(self, cached_tokens: int | None = None) -> responses.Usage:
+    def usage(self, cached_tokens: int | None = None) -> schemas.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices), cached_tokens)
 
-    def logprobs(self, tokens: list[Token]) -> responses.ChatCompletionLogprobs | None:
+    def logprobs(self, tokens: list[Token]) -> schemas.ChatCompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them."""
         if not self.options.logprobs or not tokens:
             return None
-        return responses.ChatCompletionLogprobs([_logprob(token, self.options.tokens_as_ids) for token in tokens])
+        return schemas.ChatCompletionLogprobs([_logprob(token, self.options.tokens_as_ids) for token in tokens])
 
     def ids(self, tokens: list[Token]) -> list[int] | UnsetType:
         """Return the ids of new tokens, if there are any and the request asked for them."""
@@ -154,8 +154,8 @@ class ChatJsonFormatter(ChatFormatter):
             whole = message.complete(choice, include_reasoning=options.include_reasoning)
             logprobs = self.logprobs(choice.new_tokens)
             ids = self.ids(choice.new_tokens)
-            choices.append(responses.ChatCompletionComplete(index, whole, logprobs, choice.reason, ids))
-        document = responses.ChatCompletion(
+            choices.append(schemas.ChatCompletionComplete(index, whole, logprobs, choice.reason, ids))
+        document = schemas.ChatCompletion(
             self.id,
             "chat.completion",
             options.created,
@@ -174,30 +174,28 @@ class _Message:
     def __init__(self) -> None:
         self._content = ""
         self._reasoning = ""
-        self._functions: list[responses.FunctionCall] = []
+        self._functions: list[schemas.FunctionCall] = []
 
     def feed(self, delta: MessageDelta) -> None:
         self._content += delta.content
         self._reasoning += delta.reasoning
         for call in delta.tool_calls:
             while len(self._functions) <= call.index:
-                self._functions.append(responses.FunctionCall("", ""))
+                self._functions.append(schemas.FunctionCall("", ""))
             function = self._functions[call.index]
             function.name += call.name or ""
             function.arguments += call.arguments
 
-    def complete(self, choice: Choice, *, include_reasoning: bool) -> responses.TextMessage | responses.ToolCallMessage:
+    def complete(self, choice: Choice, *, include_reasoning: bool) -> schemas.TextMessage | schemas.ToolCallMessage:
         content = self._content if self._content or not (self._functions or self._reasoning) else None
         reasoning = self._reasoning if self._reasoning and include_reasoning else UNSET
         if not self._functions:
-            return responses.TextMessage("assistant", content, reasoning)
+            return schemas.TextMessage("assistant", content, reasoning)
         calls = [
-            responses.ToolCall(choice.call_id(index), "function", function)
+            schemas.ToolCall(choice.call_id(index), "function", function)
             for index, function in enumerate(self._functions)
         ]
-        return responses.ToolCallMessage(
-            role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls
-        )
+        return schemas.ToolCallMessage(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
 class ChatSseFormatter(ChatFormatter):
@@ -213,22 +211,22 @@ class ChatSseFormatter(ChatFormatter):
         records = []
         if not choice.begun:
             choice.begun = True
-            first = responses.ChatCompletionDelta(role="assistant", content="")
+            first = schemas.ChatCompletionDelta(role="assistant", content="")
             records.append(self._chunk(index, first, prompt_ids=self.prompt_ids))
         message = choice.feed(delta)
         parts = []
         if message.reasoning and self.options.include_reasoning:
-            parts.append(responses.ChatCompletionDelta(reasoning_content=message.reasoning))
+            parts.append(schemas.ChatCompletionDelta(reasoning_content=message.reasoning))
         if message.content:
-            parts.append(responses.ChatCompletionDelta(content=message.content))
-        parts += [responses.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
+            parts.append(schemas.ChatCompletionDelta(content=message.content))
+        parts += [schemas.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
         if not parts and (self.options.logprobs or self.options.token_ids) and choice.new_tokens:
-            parts.append(responses.ChatCompletionDelta(content=""))
+            parts.append(schemas.ChatCompletionDelta(content=""))
         for part in parts:  # the first has the logprobs and ids of the new tokens
             records.append(self._chunk(index, part, choice.new_tokens))
             choice.new_tokens = []
         if delta.finish_reason is not None:
-            records.append(self._chunk(index, responses.ChatCompletionDelta(content=""), reason=choice.reason))
+            records.append(self._chunk(index, schemas.ChatCompletionDelta(content=""), reason=choice.reason))
         return b"".join(records)
 
     def finish(self) -> bytes:
@@ -241,12 +239,12 @@ class ChatSseFormatter(ChatFormatter):
 
     def chunk(
         self,
-        choices: list[responses.ChatCompletionChoice],
-        usage: responses.Usage | None,
+        choices: list[schemas.ChatCompletionChoice],
+        usage: schemas.Usage | None,
         prompt_ids: list[int] | UnsetType = UNSET,
     ) -> msgspec.Struct:
         options = self.options
-        return responses.ChatCompletionChunk(
+        return schemas.ChatCompletionChunk(
             self.id,
             "chat.completion.chunk",
             options.created,
@@ -260,14 +258,14 @@ class ChatSseFormatter(ChatFormatter):
     def _chunk(
         self,
         index: int,
-        delta: responses.ChatCompletionDelta,
+        delta: schemas.ChatCompletionDelta,
         tokens: list[Token] = _NO_TOKENS,
         *,
         reason: Any = None,
         prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         cut_by = UNSET if reason is None else self.cut_by
-        choice = responses.ChatCompletionChoice(index, delta, self.logprobs(tokens), reason, cut_by, self.ids(tokens))
+        choice = schemas.ChatCompletionChoice(index, delta, self.logprobs(tokens), reason, cut_by, self.ids(tokens))
         usage = self.usage() if self.options.continuous_usage else None
         return self.frame(encode(self.chunk([choice], usage, prompt_ids)))
 
@@ -280,21 +278,21 @@ class ChatJsonLinesFormatter(ChatSseFormatter):
     end = b""
 
 
-def _call_delta(choice: Choice, call: ToolCallDelta) -> responses.DeltaToolCall:
+def _call_delta(choice: Choice, call: ToolCallDelta) -> schemas.DeltaToolCall:
     if call.name is None:
-        return responses.DeltaToolCall(index=call.index, function=responses.Function(arguments=call.arguments))
-    function = responses.Function(name=call.name, arguments=call.arguments)
-    return responses.DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
+        return schemas.DeltaToolCall(index=call.index, function=schemas.Function(arguments=call.arguments))
+    function = schemas.Function(name=call.name, arguments=call.arguments)
+    return schemas.DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
 
 
-def _logprob(token: Token, as_id: bool) -> responses.ChatCompletionLogprob:
+def _logprob(token: Token, as_id: bool) -> schemas.ChatCompletionLogprob:
     others = [
-        responses.ChatCompletionTopLogprob(text, finite(other.logprob), data)
+        schemas.ChatCompletionTopLogprob(text, finite(other.logprob), data)
         for other in token.top
         for text, data in [_shown(other, as_id)]
     ]
     text, data = _shown(token, as_id)
-    return responses.ChatCompletionLogprob(text, finite(token.logprob), data, others)
+    return schemas.ChatCompletionLogprob(text, finite(token.logprob), data, others)
 
 
 def _shown(token: Token, as_id: bool) -> tuple[str, list[int]]:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from formatters.base import CollectingFormatter, CompletionOutput, encode, event, line
-from formatters.openai import responses
+from formatters.openai import schemas
 from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, token_name, usage
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
@@ -64,7 +64,7 @@ class CompletionFormatter(CollectingFormatter):
         """Return the prompt to put in front of the text, "" without `echo`."""
         return output.prompt if self.options.echo else ""
 
-    def usage(self, cached_tokens: int | None = None) -> responses.Usage:
+    def usage(self, cached_tokens: int | None = None) -> schemas.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
         return usage(sum(self.prompt_tokens), self.num_tokens, cached_tokens)
 
@@ -73,7 +73,7 @@ class CompletionFormatter(CollectingFormatter):
         if not self.options.prompt_only:
             self.num_tokens += len(delta.tokens)
 
-    def logprobs(self, tokens: list[Token], offset: int) -> responses.CompletionLogprobs | None:
+    def logprobs(self, tokens: list[Token], offset: int) -> schemas.CompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them.
 
         `offset` is the position of the first token in the text, in characters.
@@ -82,7 +82,7 @@ class CompletionFormatter(CollectingFormatter):
             return None
         *offsets, _ = accumulate((len(token.text) for token in tokens), initial=offset)
         as_id = self.options.tokens_as_ids
-        return responses.CompletionLogprobs(
+        return schemas.CompletionLogprobs(
             offsets,
             [None if token.logprob is None else finite(token.logprob) for token in tokens],
             [token_name(token.id) if as_id else token.text for token in tokens],
@@ -116,13 +116,13 @@ class CompletionJsonFormatter(CompletionFormatter):
                 outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
             shown += outputs[: self.options.n]
         choices = [self._choice(index, output) for index, output in enumerate(shown)]
-        return encode(responses.CompletionFinal(*self.head, choices, self.usage(self.cached_tokens)))
+        return encode(schemas.CompletionFinal(*self.head, choices, self.usage(self.cached_tokens)))
 
-    def _choice(self, index: int, output: CompletionOutput) -> responses.CompletionComplete:
+    def _choice(self, index: int, output: CompletionOutput) -> schemas.CompletionComplete:
         text, tokens = self.prompt(output), [*output.prompt_tokens]
         if not self.options.prompt_only:
             text, tokens = text + output.text, [*tokens, *output.tokens]
-        return responses.CompletionComplete(
+        return schemas.CompletionComplete(
             index,
             text,
             self.logprobs(tokens, 0),
@@ -161,7 +161,7 @@ class CompletionSseFormatter(CompletionFormatter):
         self._lengths[delta.index] = length + len(text)
         reason = FINISH_REASONS[delta.finish_reason]
         logprobs, ids = self.logprobs(tokens, length), self.ids(delta.tokens)
-        choice = responses.CompletionDelta(delta.index, text, logprobs, reason, self.cut_by, prompt_ids, ids)
+        choice = schemas.CompletionDelta(delta.index, text, logprobs, reason, self.cut_by, prompt_ids, ids)
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:
@@ -170,8 +170,8 @@ class CompletionSseFormatter(CompletionFormatter):
     def error(self, error: LMIError) -> bytes:
         return self.frame(error_document(error)) + self.end
 
-    def _chunk(self, choices: list[responses.CompletionDelta], usage: responses.Usage | None) -> bytes:
-        return self.frame(encode(responses.Chunk(*self.head, choices, usage)))
+    def _chunk(self, choices: list[schemas.CompletionDelta], usage: schemas.Usage | None) -> bytes:
+        return self.frame(encode(schemas.Chunk(*self.head, choices, usage)))
 
 
 class CompletionJsonLinesFormatter(CompletionSseFormatter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from formatters.base import encode
-from formatters.openai import responses
+from formatters.openai import schemas
 from formatters.pooling import PoolingFormatter, numbers
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
@@ -26,10 +26,9 @@ class EmbeddingListFormatter(PoolingFormatter):
     def finish(self) -> bytes:
         tokens = sum(self.prompt_tokens)
         data = [
-            responses.Embedding("embedding", index, self._embedding(vector))
-            for index, vector in enumerate(self.vectors)
+            schemas.Embedding("embedding", index, self._embedding(vector)) for index, vector in enumerate(self.vectors)
         ]
-        return encode(responses.EmbeddingList("list", data, self._model, responses.EmbeddingUsage(tokens, tokens)))
+        return encode(schemas.EmbeddingList("list", data, self._model, schemas.EmbeddingUsage(tokens, tokens)))
 
     def _embedding(self, vector: bytes) -> list[float] | str:
         return base64.b64encode(vector).decode() if self._as_base64 else numbers(vector)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from formatters.base import encode
-from formatters.openai.responses import OpenAIError, OpenAIErrorDetails
+from formatters.openai.schemas import OpenAIError, OpenAIErrorDetails
 from lmi_handlers.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,

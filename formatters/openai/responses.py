@@ -1,308 +1,296 @@
-"""What OpenAI's routes answer, named as in TGI's OpenAPI document.
+r"""OpenAI's responses.
 
-Sources: OpenAI's API reference and TGI's OpenAPI document.
+    document   {"id":"resp_1","object":"response",...,"status":"completed",...,"output":[{"type":"message",...}],...}
+    stream     event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":4,...}\n\n
+
+Reasoning, text and each function call are items of the output, in the order in which the model writes them. An item ends
+where the next one begins. Unlike the streams of chats, a stream ends without `[DONE]`.
+
+Source: OpenAI's API reference, "Responses".
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
 
-from msgspec import UNSET, UnsetType
+import msgspec
 
-from formatters.base import Response
-from lmi_handlers.core.json_types import Count, one_of
+from formatters.base import encode
+from formatters.openai import responses_schemas as objects
+from formatters.openai.chat import ChatFormatter, ChatOptions
+from formatters.openai.schemas import ChatCompletionLogprob
+from lmi_handlers.core.errors import InvalidRequest, LMIError, QueueFull, entry_of
+from lmi_handlers.core.outputs import FinishReason, TextDelta
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
+from lmi_handlers.text.output_parsers.message import MessageDelta, ToolCallDelta
 
-TextFinishReason = Literal["stop", "length", "content_filter"]
-ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
+ERROR_CODES: dict[type[LMIError], str] = {InvalidRequest: "invalid_prompt", QueueFull: "rate_limit_exceeded"}
+"""The `code` of an error class and its subclasses. Defaults to "server_error"."""
 
+INCOMPLETE: dict[FinishReason | None, Any] = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.ABORT: "content_filter",  # the closest of OpenAI's reasons
+}
+"""Why a response is incomplete, by the finish reasons that make it so."""
 
-class PromptTokensDetails(Response):
-    """How many of the prompt tokens were found in the engine's prefix cache."""
+Emit = Callable[..., None]
+"""`(kind, *fields)`: takes an event of class `kind`, which gets its number."""
 
-    cached_tokens: Count
 
+class OpenItem(ABC):
+    """The item of the output that is being generated. `index` is its place in the output."""
 
-class Usage(Response):
-    """The number of tokens that the request used. The details are omitted unless the engine reports them."""
+    prefix: ClassVar[str]
 
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    def __init__(self, emit: Emit, request_id: str, index: int) -> None:
+        self.id = f"{self.prefix}_{request_id}_{index}"
+        self.index = index
+        self.emit = emit
+        self._pieces: list[str] = []
 
-
-class OpenAIErrorDetails(Response):
-    """What went wrong. `param` names the field; `code` is set only for errors whose code clients check."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(Response):
-    """An error. If it occurs during a stream, it is sent as an event, followed by `[DONE]`."""
-
-    error: OpenAIErrorDetails
-
-
-# Chat completions
-
-
-class ChatCompletionTopLogprob(Response):
-    """An alternative token and its logprob. `bytes` is its text in UTF-8."""
-
-    token: str
-    logprob: float
-    bytes: list[Count]
-
-
-class ChatCompletionLogprob(ChatCompletionTopLogprob):
-    """A token, its logprob, and the alternatives."""
-
-    top_logprobs: list[ChatCompletionTopLogprob]
-
-
-class ChatCompletionLogprobs(Response):
-    """The logprobs of a message, or of its new tokens in a stream."""
-
-    content: list[ChatCompletionLogprob]
-
-
-class FunctionCall(Response):
-    """The function to call. `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Response):
-    """A tool call requested by the model."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class TextMessage(Response):
-    """A text message. `content` is null if the answer ended during the reasoning, which is in `reasoning_content`."""
-
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | UnsetType = UNSET
-
-
-class ToolCallMessage(Response, kw_only=True):
-    """A message with tool calls."""
-
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall]
-
-
-OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", "ToolCallMessage")]
-
-
-class ChatCompletionComplete(Response):
-    """One of the `n` answers. `token_ids` is there if the request has `return_token_ids`, as in vLLM."""
-
-    index: Count
-    message: OutputMessage
-    logprobs: ChatCompletionLogprobs | None
-    finish_reason: ChatFinishReason
-    token_ids: list[Count] | UnsetType = UNSET
-
-
-class ChatCompletion(Response):
-    """The complete answer, if it is not streamed. `created` is a Unix time in seconds.
-
-    `prompt_token_ids` is there if the request has `return_token_ids`.
-    """
-
-    id: str
-    object: Literal["chat.completion"]
-    created: Count
-    model: str
-    system_fingerprint: str
-    choices: list[ChatCompletionComplete]
-    usage: Usage
-    prompt_token_ids: list[Count] | UnsetType = UNSET
-
-
-class Function(Response, kw_only=True):
-    """Part of a tool call. The first part has the name; the text of the arguments is sent in pieces."""
-
-    name: str | UnsetType = UNSET
-    arguments: str
-
-
-class DeltaToolCall(Response, kw_only=True):
-    """The new part of tool call number `index`. The first part has `id` and `type`."""
-
-    index: Count
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: Function
-
-
-class ChatCompletionDelta(Response, kw_only=True):
-    """The new part of a message. The first one has the role; the last one is empty."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
-
-
-class ChatCompletionChoice(Response):
-    """The new part of one of the answers. `finish_reason` is set once that answer has ended.
-
-    `truncated`, which OpenAI does not have, names the option that has ended it before its time. `token_ids` has the new
-    ids if the request has `return_token_ids`.
-    """
-
-    index: Count
-    delta: ChatCompletionDelta
-    logprobs: ChatCompletionLogprobs | None
-    finish_reason: ChatFinishReason | None
-    truncated: str | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
-
-
-class ChatCompletionChunk(Response):
-    """One event of a stream. The final usage event has no choices.
-
-    The first one of each answer has `prompt_token_ids` if the request has `return_token_ids`. The data of the last event
-    is `[DONE]`, which is not JSON.
-    """
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: Count
-    model: str
-    system_fingerprint: str
-    choices: list[ChatCompletionChoice]
-    usage: Usage | None
-    prompt_token_ids: list[Count] | UnsetType = UNSET
-
-
-# Text completions
-
-
-class CompletionLogprobs(Response):
-    """The logprobs of a text. Each list has one entry per token; a prompt's first token has null."""
-
-    text_offset: list[Count]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class CompletionComplete(Response):
-    """One of the `n` answers. The ids are there if the request has `return_token_ids`, as in vLLM."""
-
-    index: Count
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: TextFinishReason
-    prompt_token_ids: list[Count] | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
-
-
-class CompletionFinal(Response):
-    """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: Count
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionComplete]
-    usage: Usage
-
-
-class CompletionDelta(Response):
-    """The new part of one of the answers. `finish_reason` is set once that answer has ended.
-
-    `truncated` and `token_ids` are those of a chat. The first part has `prompt_token_ids`.
-    """
-
-    index: Count
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: TextFinishReason | None
-    truncated: str | UnsetType = UNSET
-    prompt_token_ids: list[Count] | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
-
-
-class Chunk(Response):
-    """One event of a stream. The final usage event has no choices.
-
-    The data of the last event is `[DONE]`, which is not JSON.
-    """
-
-    id: str
-    object: Literal["text_completion"]
-    created: Count
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionDelta]
-    usage: Usage | None
-
-
-Completion = Annotated[object, one_of("A whole answer, or an event.", "Chunk", "CompletionFinal")]
-
-
-# Embeddings
-
-
-class Embedding(Response):
-    """The vector of input number `index`: JSON numbers, or little-endian float32 numbers in base64."""
-
-    object: Literal["embedding"]
-    index: Count
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(Response):
-    """The number of tokens that the request used. Nothing is generated, so both are the same."""
-
-    prompt_tokens: Count
-    total_tokens: Count
-
-
-class EmbeddingList(Response):
-    """The vectors of all inputs, in their order."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
-# Models
-
-
-class ModelInfo(Response):
-    """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds.
-
-    `root` is the model's id on the hub, or else its name, and `max_model_len` its context length, as in vLLM. An
-    adapter has neither. Where files are is not shown, because this route needs no key.
-    """
-
-    id: str
-    object: Literal["model"]
-    created: Count
-    owned_by: str
-    parent: str | None
-    root: str | None = None
-    max_model_len: Count | None = None
-
-
-class ModelList(Response):
-    """The served model and its adapters."""
-
-    object: Literal["list"]
-    data: list[ModelInfo]
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @abstractmethod
+    def end(self, status: objects.ItemStatus) -> objects.OutputItem:
+        """End the item and return it."""
+
+
+class OpenMessage(OpenItem):
+    """A message with one part of text."""
+
+    prefix = "msg"
+
+    def __init__(self, emit: Emit, request_id: str, index: int) -> None:
+        super().__init__(emit, request_id, index)
+        self._logprobs: list[ChatCompletionLogprob] = []
+        emit(objects.OutputItemAdded, index, objects.MessageItem(self.id, "in_progress", "assistant", []))
+        emit(objects.ContentPartAdded, self.id, index, 0, objects.OutputText("", [], []))
+
+    def add_text(self, text: str, logprobs: list[ChatCompletionLogprob]) -> None:
+        self.add(text)
+        self._logprobs += logprobs
+        self.emit(objects.OutputTextDelta, self.id, self.index, 0, text, logprobs)
+
+    def end(self, status: objects.ItemStatus) -> objects.MessageItem:
+        part = objects.OutputText(self.text, [], self._logprobs)
+        item = objects.MessageItem(self.id, status, "assistant", [part])
+        self.emit(objects.OutputTextDone, self.id, self.index, 0, part.text, part.logprobs)
+        self.emit(objects.ContentPartDone, self.id, self.index, 0, part)
+        self.emit(objects.OutputItemDone, self.index, item)
+        return item
+
+
+class OpenReasoning(OpenItem):
+    """Reasoning with one part of text."""
+
+    prefix = "rs"
+
+    def __init__(self, emit: Emit, request_id: str, index: int) -> None:
+        super().__init__(emit, request_id, index)
+        emit(objects.OutputItemAdded, index, objects.ReasoningItem(self.id, "in_progress", [], []))
+        emit(objects.ContentPartAdded, self.id, index, 0, objects.ReasoningText(""))
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self.emit(objects.ReasoningTextDelta, self.id, self.index, 0, text)
+
+    def end(self, status: objects.ItemStatus) -> objects.ReasoningItem:
+        part = objects.ReasoningText(self.text)
+        item = objects.ReasoningItem(self.id, status, [], [part])
+        self.emit(objects.ReasoningTextDone, self.id, self.index, 0, part.text)
+        self.emit(objects.ContentPartDone, self.id, self.index, 0, part)
+        self.emit(objects.OutputItemDone, self.index, item)
+        return item
+
+
+class OpenCall(OpenItem):
+    """Call number `number` of the message."""
+
+    prefix = "fc"
+
+    def __init__(self, emit: Emit, request_id: str, index: int, call: ToolCallDelta, call_id: str) -> None:
+        super().__init__(emit, request_id, index)
+        self.number = call.index
+        self._item = objects.FunctionCallItem(self.id, "in_progress", call_id, call.name or "", "")
+        emit(objects.OutputItemAdded, index, self._item)
+
+    def add(self, text: str) -> None:
+        if text:
+            super().add(text)
+            self.emit(objects.FunctionCallArgumentsDelta, self.id, self.index, text)
+
+    def end(self, status: objects.ItemStatus) -> objects.FunctionCallItem:
+        item = msgspec.structs.replace(self._item, status=status, arguments=self.text)
+        self.emit(objects.FunctionCallArgumentsDone, self.id, self.index, item.name, item.arguments)
+        self.emit(objects.OutputItemDone, self.index, item)
+        return item
+
+
+Opened = TypeVar("Opened", bound=OpenItem)
+
+
+class ResponseFormatter(ChatFormatter):
+    """Shared by the document and the stream. `response` is the response without its output."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompts: tuple[RenderedPrompt, ...],
+        *,
+        options: ChatOptions,
+        response: objects.ResponseObject,
+    ) -> None:
+        super().__init__(request, prompts, options=options)
+        self.response = response
+        self._choice = self.choices[0]  # a response has only one
+        self._item: OpenItem | None = None
+        self._output: list[objects.OutputItem] = []
+        self._reasoning_tokens = 0
+
+    def emit(self, kind: type[objects.Event], *fields: object) -> None:
+        """Take an event. A document has none."""
+
+    def advance(self, delta: TextDelta) -> None:
+        """Take the new text."""
+        choice = self._choice
+        message = choice.feed(delta)
+        if message == _NOTHING:
+            if choice.new_tokens and self.options.logprobs and isinstance(self._item, OpenMessage):
+                self._item.add_text("", self._new_logprobs())  # such as the end of the sequence
+            return
+        if message.reasoning:
+            self._reasoning_tokens = choice.num_tokens
+            if self.options.include_reasoning:
+                self._opened(OpenReasoning).add(message.reasoning)
+        # New text follows the call that is still open, and precedes the calls that begin.
+        number = self._item.number if isinstance(self._item, OpenCall) else None
+        self._add_calls(call for call in message.tool_calls if call.index == number)
+        if message.content:
+            self._opened(OpenMessage).add_text(message.content, self._new_logprobs())
+        self._add_calls(call for call in message.tool_calls if call.index != number)
+        choice.new_tokens = []  # the others belong to the reasoning or to calls
+
+    def ended(self) -> objects.ResponseObject:
+        """End the last item and return the whole response."""
+        reason = INCOMPLETE.get(self._choice.finish_reason)
+        if self._item is None and not self._reasoning_tokens:
+            self._opened(OpenMessage).add_text("", self._new_logprobs())
+        self._close("incomplete" if reason else "completed")
+        return msgspec.structs.replace(
+            self.response,
+            status="incomplete" if reason else "completed",
+            completed_at=None if reason else int(time.time()),
+            incomplete_details=objects.IncompleteDetails(reason) if reason else None,
+            output=self._output,
+            usage=self._usage(),
+        )
+
+    def failed(self, error: objects.ResponseError) -> objects.ResponseObject:
+        return msgspec.structs.replace(self.response, status="failed", error=error, output=self._output)
+
+    def _usage(self) -> objects.ResponseUsage:
+        input_tokens, output_tokens = sum(self.prompt_tokens), self._choice.num_tokens
+        return objects.ResponseUsage(
+            input_tokens,
+            objects.InputTokensDetails(self.cached_tokens or 0, 0),
+            output_tokens,
+            objects.OutputTokensDetails(self._reasoning_tokens),
+            input_tokens + output_tokens,
+        )
+
+    def _new_logprobs(self) -> list[ChatCompletionLogprob]:
+        logprobs, self._choice.new_tokens = self.logprobs(self._choice.new_tokens), []
+        return [] if logprobs is None else logprobs.content
+
+    def _add_calls(self, calls: Iterable[ToolCallDelta]) -> None:
+        for call in calls:
+            item = self._item
+            if not isinstance(item, OpenCall) or item.number != call.index:
+                self._close("completed")
+                call_id = self._choice.call_id(call.index)
+                item = OpenCall(self.emit, self.request.request_id, len(self._output), call, call_id)
+                self._item = item
+            item.add(call.arguments)
+
+    def _opened(self, kind: type[Opened]) -> Opened:
+        """Return the open item if it is of this kind. Otherwise end it and begin a new one."""
+        if not isinstance(self._item, kind):
+            self._close("completed")
+            self._item = kind(self.emit, self.request.request_id, len(self._output))
+        return self._item
+
+    def _close(self, status: objects.ItemStatus) -> None:
+        if self._item is not None:
+            self._output.append(self._item.end(status))
+            self._item = None
+
+
+class ResponseJsonFormatter(ResponseFormatter):
+    """One document at the end."""
+
+    content_type = "application/json"
+    streams = False
+
+    def feed(self, delta: TextDelta) -> bytes:
+        self.advance(delta)
+        return b""
+
+    def finish(self) -> bytes:
+        return encode(self.ended())
+
+
+class ResponseSseFormatter(ResponseFormatter):
+    """Events with names and numbers."""
+
+    content_type = "text/event-stream"
+    streams = True
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompts: tuple[RenderedPrompt, ...],
+        *,
+        options: ChatOptions,
+        response: objects.ResponseObject,
+    ) -> None:
+        super().__init__(request, prompts, options=options, response=response)
+        self._number = 0
+        self._records: list[bytes] = []
+
+    def emit(self, kind: type[objects.Event], *fields: object) -> None:
+        name = str(kind.__struct_config__.tag).encode()
+        self._records.append(b"event: " + name + b"\ndata: " + encode(kind(self._number, *fields)) + b"\n\n")
+        self._number += 1
+
+    def feed(self, delta: TextDelta) -> bytes:
+        if not self._number:
+            self.emit(objects.ResponseCreated, self.response)
+            self.emit(objects.ResponseInProgress, self.response)
+        self.advance(delta)
+        return self._taken()
+
+    def finish(self) -> bytes:
+        response = self.ended()
+        self.emit(objects.ResponseCompleted if response.status == "completed" else objects.ResponseIncomplete, response)
+        return self._taken()
+
+    def error(self, error: LMIError) -> bytes:
+        code, field = entry_of(error, ERROR_CODES, "server_error"), getattr(error, "field", None)
+        self.emit(objects.ErrorEvent, code, str(error), field)
+        self.emit(objects.ResponseFailed, self.failed(objects.ResponseError(code, str(error))))
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        records, self._records = b"".join(self._records), []
+        return records
+
+
+_NOTHING = MessageDelta()

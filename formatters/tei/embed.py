@@ -8,7 +8,7 @@ from operator import mul
 
 from formatters.base import encode
 from formatters.pooling import PoolingFormatter, numbers
-from formatters.tei.responses import SparseValue
+from formatters.tei.schemas import SparseValue
 
 
 class EmbedFormatter(PoolingFormatter):

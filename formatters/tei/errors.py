@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from formatters.base import encode
-from formatters.tei.responses import EmbeddingErrorResponse, ErrorType
+from formatters.tei.schemas import EmbeddingErrorResponse, ErrorType
 from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidRequest,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formatters.tei import responses
+from formatters.tei import schemas
 from lmi_handlers import __version__
 from lmi_handlers.text.spans import MarkedSpan
 
 ANSWERS: Mapping[Any, object] = {
-    responses.Rank: responses.Rank(index=0, score=0.9182),
-    responses.Prediction: responses.Prediction(0.9182, "LABEL_0"),
-    responses.SparseValue: responses.SparseValue(2784, 1.25),
+    schemas.Rank: schemas.Rank(index=0, score=0.9182),
+    schemas.Prediction: schemas.Prediction(0.9182, "LABEL_0"),
+    schemas.SparseValue: schemas.SparseValue(2784, 1.25),
     list[list[list[float]]]: [[[0.0125, -0.0371, 0.0518]]],
     list[str]: ["hello"],
     MarkedSpan: MarkedSpan(2784, "deep", special=False, start=8, stop=12),
-    responses.EmbeddingInfo: responses.EmbeddingInfo(
+    schemas.EmbeddingInfo: schemas.EmbeddingInfo(
         model_id="my-model",
         model_sha=None,
         model_dtype="float32",
         served_model_name="my-model",
-        model_type=responses.ModelType(embedding=responses.PoolingName("mean")),
+        model_type=schemas.ModelType(embedding=schemas.PoolingName("mean")),
         max_concurrent_requests=1000,
         max_input_length=512,
         max_batch_tokens=512,

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from formatters.base import encode
 from formatters.pooling import PoolingFormatter, numbers
-from formatters.tei.responses import Prediction, Rank
+from formatters.tei.schemas import Prediction, Rank
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from formatters.base import encode
-from formatters.tgi.responses import ErrorResponse
+from formatters.tgi.schemas import ErrorResponse
 from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidBody,

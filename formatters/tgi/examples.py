@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formatters.tgi import responses
+from formatters.tgi import schemas
 from lmi_handlers import __version__
 from lmi_handlers.text.spans import TokenSpan
 
 _SPANS = [TokenSpan(1841, "What", 0, 4), TokenSpan(338, " is", 4, 7)]
 
 ANSWERS: Mapping[Any, object] = {
-    responses.GenerateResponse: responses.GenerateResponse("Deep Learning is a kind of machine learning."),
-    responses.StreamResponse: responses.StreamResponse(
-        index=1, token=responses.Token(18800, "Deep", -0.25, special=False), generated_text=None, details=None
+    schemas.GenerateResponse: schemas.GenerateResponse("Deep Learning is a kind of machine learning."),
+    schemas.StreamResponse: schemas.StreamResponse(
+        index=1, token=schemas.Token(18800, "Deep", -0.25, special=False), generated_text=None, details=None
     ),
-    responses.ErrorResponse: responses.ErrorResponse("`inputs` must not be empty", "validation"),
-    responses.ChatTokenizeResponse: responses.ChatTokenizeResponse(_SPANS, "What is"),
+    schemas.ErrorResponse: schemas.ErrorResponse("`inputs` must not be empty", "validation"),
+    schemas.ChatTokenizeResponse: schemas.ChatTokenizeResponse(_SPANS, "What is"),
     list[TokenSpan]: _SPANS,
-    responses.Info: responses.Info(
+    schemas.Info: schemas.Info(
         model_id="my-model",
         model_sha=None,
         model_pipeline_tag="text-generation",

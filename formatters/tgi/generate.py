@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from formatters.base import CollectingFormatter, CompletionOutput, encode, event
-from formatters.tgi import responses
+from formatters.tgi import schemas
 from formatters.tgi.errors import error_document
 from formatters.tgi.float32 import number
 from lmi_handlers.core.errors import LMIError
@@ -26,7 +26,7 @@ from lmi_handlers.core.outputs import TextDelta, Token
 class TgiFormatter(CollectingFormatter):
     """Shared by TGI's formats: the most probable tokens and the details."""
 
-    def top_tokens(self, token: Token) -> list[responses.Token] | UnsetType:
+    def top_tokens(self, token: Token) -> list[schemas.Token] | UnsetType:
         """Return the most probable tokens at this token's position, if the request asked for them."""
         count = self.request.top_n_tokens
         return [token_object(other) for other in token.top[:count]] if count else UNSET
@@ -46,20 +46,20 @@ class TgiJsonFormatter(TgiFormatter):
 
     def finish(self) -> bytes:
         (sample, best), *others = self.ranked()
-        document = responses.GenerateResponse(self.generated_text(best))
+        document = schemas.GenerateResponse(self.generated_text(best))
         if self.request.details:
             sequences = [
-                responses.BestOfSequence(generated_text=self.generated_text(output), **self._details(output, place))
+                schemas.BestOfSequence(generated_text=self.generated_text(output), **self._details(output, place))
                 for place, output in others
             ]
-            document.details = responses.Details(**self._details(best, sample), best_of_sequences=sequences or UNSET)
+            document.details = schemas.Details(**self._details(best, sample), best_of_sequences=sequences or UNSET)
         return encode(document)
 
     def _details(self, output: CompletionOutput, sample: int) -> dict[str, Any]:
         return {
             **self.facts(output, sample),
             "prefill": [
-                responses.PrefillToken(token.id, token.text, number(token.logprob)) for token in output.prompt_tokens
+                schemas.PrefillToken(token.id, token.text, number(token.logprob)) for token in output.prompt_tokens
             ],
             "tokens": [token_object(token) for token in output.tokens],
             "top_tokens": list(map(self.top_tokens, output.tokens)) if self.request.top_n_tokens else UNSET,
@@ -102,10 +102,10 @@ class TgiSseFormatter(TgiFormatter):
         """Return the event of token number `index`, of the last one with the complete output."""
         details = None
         if complete is not None and self.request.details:
-            details = responses.StreamDetails(
+            details = schemas.StreamDetails(
                 **self.facts(complete, 0), input_length=self.prompt_tokens[0], truncated=self.cut_by
             )
-        return responses.StreamResponse(
+        return schemas.StreamResponse(
             index=index,
             token=token_object(token),
             top_tokens=self.top_tokens(token),
@@ -117,6 +117,6 @@ class TgiSseFormatter(TgiFormatter):
 _NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
 
 
-def token_object(token: Token) -> responses.Token:
+def token_object(token: Token) -> schemas.Token:
     """Return a token as TGI writes it."""
-    return responses.Token(token.id, token.text, number(token.logprob), token.special)
+    return schemas.Token(token.id, token.text, number(token.logprob), token.special)

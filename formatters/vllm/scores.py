@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from formatters.base import encode
 from formatters.pooling import PoolingFormatter
-from formatters.vllm import responses
+from formatters.vllm import schemas
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
@@ -35,18 +35,18 @@ class RerankFormatter(PoolingFormatter):
 
     def finish(self) -> bytes:
         results = [
-            responses.RerankResult(index=index, document=self._document(index), relevance_score=score)
+            schemas.RerankResult(index=index, document=self._document(index), relevance_score=score)
             for index, score in enumerate(self.scores)
         ]
         results.sort(key=attrgetter("relevance_score"), reverse=True)
         tokens = sum(self.prompt_tokens)
-        usage = responses.RerankUsage(tokens, tokens)
+        usage = schemas.RerankUsage(tokens, tokens)
         return encode(
-            responses.RerankResponse(f"score-{self.request.request_id}", self._model, usage, results[: self._top_n])
+            schemas.RerankResponse(f"score-{self.request.request_id}", self._model, usage, results[: self._top_n])
         )
 
-    def _document(self, index: int) -> responses.RerankDocument | UnsetType:
-        return UNSET if self._documents is None else responses.RerankDocument(self._documents[index], None)
+    def _document(self, index: int) -> schemas.RerankDocument | UnsetType:
+        return UNSET if self._documents is None else schemas.RerankDocument(self._documents[index], None)
 
 
 class ScoreFormatter(PoolingFormatter):
@@ -57,15 +57,15 @@ class ScoreFormatter(PoolingFormatter):
         self._model = model
 
     def finish(self) -> bytes:
-        data = [responses.ScoreData(index, "score", score) for index, score in enumerate(self.scores)]
+        data = [schemas.ScoreData(index, "score", score) for index, score in enumerate(self.scores)]
         tokens = sum(self.prompt_tokens)
         return encode(
-            responses.ScoreResponse(
+            schemas.ScoreResponse(
                 f"score-{self.request.request_id}",
                 "list",
                 int(time.time()),
                 self._model,
                 data,
-                responses.ScoreUsage(tokens, tokens, 0, None),
+                schemas.ScoreUsage(tokens, tokens, 0, None),
             )
         )

@@ -15,8 +15,8 @@ import msgspec
 
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.json_shape import json_shape
-from lmi_handlers.core.turns import give_way
 
 MAX_NAME_CHARACTERS = 1024
 """Maximum length of names that answers repeat, such as those of models and users."""

@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from lmi_handlers.core.turns import give_way
+from lmi_handlers.core.event_loop import give_way
 
 
 class JsonShape(msgspec.Struct, frozen=True):

@@ -29,7 +29,6 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter
-from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
     Abort,
@@ -50,6 +49,7 @@ from lmi_handlers.engine.messages import (
 from lmi_handlers.engine.sender import EngineSender
 from lmi_handlers.engine.settings import heartbeat_path
 from lmi_handlers.engine.status import NOT_FINISHED, EngineState, EngineStatus, not_ready
+from lmi_handlers.engine.unread_outputs import UnreadOutputs
 from lmi_handlers.workers.link import Link
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class InFlightRequest:
         self._begun = False
         sequences = len(submit.prompts) * submit.sampling_params.n
         self._running = set(range(sequences))
-        self._arrivals = Arrivals(sequences)
+        self._unread = UnreadOutputs(sequences)
 
     @property
     def running(self) -> int:
@@ -109,7 +109,7 @@ class InFlightRequest:
 
     def __iter__(self) -> Iterator[list[SequenceOutput]]:
         while self._running:
-            batch, failure = self._collect(self._arrivals.take())
+            batch, failure = self._collect(self._unread.take())
             if batch:
                 self._begun = self._generates
                 yield batch  # outputs that arrived before an error are still valid
@@ -131,7 +131,7 @@ class InFlightRequest:
 
     def put(self, item: SequenceOutput | LMIError) -> None:
         """Add what has arrived. Called by the client's threads."""
-        self._arrivals.put(item)
+        self._unread.put(item)
 
     def end(self, failure: LMIError) -> None:
         """End the request at once, in the engine too, even if nobody iterates. Called by the watcher thread."""
@@ -139,7 +139,7 @@ class InFlightRequest:
             self.failure = failure
         if self._client.forget(self):
             self._sender.abort(Abort(self.number))
-        self._arrivals.put(failure)
+        self._unread.put(failure)
 
     def watch(self, now: float) -> None:
         """End the request if its deadline has been reached at the monotonic time `now`. Called by the watcher.
@@ -152,7 +152,7 @@ class InFlightRequest:
         silent_at = self.silent_at
         if now >= silent_at != self._woken_at:
             self._woken_at = silent_at
-            self._arrivals.wake()
+            self._unread.wake()
 
     def abort(self, index: int) -> None:
         """Stop sequence `index` because its text is complete. The other sequences continue."""

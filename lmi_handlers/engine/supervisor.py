@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.log import configure_logging, tell
-from lmi_handlers.engine.companion import Companion
+from lmi_handlers.engine.formatters_process import FormattersProcess
 from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader, explain
 from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
@@ -208,10 +208,10 @@ def main() -> int:
     def give_up() -> None:
         end_server(folder, parent)
 
-    companion = None if settings.formatters is None else Companion(settings, give_up)
-    watch(folder, lambda: needed(supervisors, companion), give_up)
-    if companion is not None:
-        companion.start()
+    formatters = None if settings.formatters is None else FormattersProcess(settings, give_up)
+    watch(folder, lambda: needed(supervisors, formatters), give_up)
+    if formatters is not None:
+        formatters.start()
     with ThreadPoolExecutor(len(supervisors)) as threads:
         statuses = [*threads.map(Supervisor.run, supervisors)]
     if 0 in statuses:  # the arbiter is gone: the engines were stopped, and that thread ends this process
@@ -221,12 +221,12 @@ def main() -> int:
     return max(statuses)
 
 
-def needed(supervisors: Iterable[Supervisor], companion: Companion | None) -> Iterator[Path]:
+def needed(supervisors: Iterable[Supervisor], formatters: FormattersProcess | None) -> Iterator[Path]:
     """Yield the files that the processes of a model need at the moment."""
     for supervisor in supervisors:
         yield from supervisor.needed
-    if companion is not None:
-        yield from companion.needed
+    if formatters is not None:
+        yield from formatters.needed
 
 
 def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Publisher]) -> None:

@@ -24,12 +24,12 @@ from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.custom_code import REGISTER
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
-from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.custom_code.formatting.client import FormatterClient
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.models.registry import RUNTIME_VARIABLE, RegisteredModel
-from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.preflight.configuration import (
     AnsweredBy,
@@ -46,14 +46,14 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.recent import RecentRequests
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import local_port
 from lmi_handlers.web.dispatcher import Dispatcher
-from lmi_handlers.web.exchange import ArrivingBodies
-from lmi_handlers.web.front import add_front_routes, front_app
 from lmi_handlers.web.front_end_errors import FrontEndErrors
 from lmi_handlers.web.request_path import PathReader
 from lmi_handlers.web.routes import add_routes
 from lmi_handlers.web.start_page import add_start_page
+from lmi_handlers.web.store_routes import add_store_routes, store_front_app
 
 
 class ModelApp(Flask):
@@ -118,7 +118,7 @@ def _add_pages(app: ModelApp, configuration: Configuration) -> None:
         page.add(app, context)
 
 
-class FrontRoutes(NamedTuple):
+class StoreRoutes(NamedTuple):
     """The routes of a server with several models that no model answers.
 
     Those of `management` exist only for requests of which `may_manage` is true.
@@ -135,14 +135,14 @@ class FrontRoutes(NamedTuple):
 
 
 def model_app(
-    configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies, front: FrontRoutes | None = None
+    configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies, front: StoreRoutes | None = None
 ) -> ModelApp:
     """Create the application for one model, whose engines listen on `socket_paths`. Raises `ConfigError`.
 
     `bodies` reads the request bodies of all applications of this worker. `front` has the routes that are answered before
     this application is asked.
     """
-    front = front or FrontRoutes()
+    front = front or StoreRoutes()
     settings, properties = configuration.settings, configuration.properties
     app = ModelApp(__name__, static_folder=None)
     # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
@@ -229,8 +229,8 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         )
 
     own = [*store_routes(), *document_routes(lambda: document(may_manage()))]
-    routes = FrontRoutes(own, management_routes(multi_model=store.multi_model), may_manage)
-    shelf = Shelf(
+    routes = StoreRoutes(own, management_routes(multi_model=store.multi_model), may_manage)
+    apps = ModelApps(
         Path(os.environ[RUNTIME_VARIABLE]),
         partial(_app_of, bodies, has_console, routes),
         patience=properties.predict_timeout,
@@ -238,33 +238,33 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         default_model=store.default_model,
     )
     apis = ServedApis(Context(properties=properties)).apis.values()
-    front = front_app(shelf, access, apis, bodies, limit)
-    add_front_routes(front, routes.always, shelf, properties)
-    add_front_routes(front, routes.management, shelf, properties, may_manage)
+    front = store_front_app(apps, access, apis, bodies, limit)
+    add_store_routes(front, routes.always, apps, properties)
+    add_store_routes(front, routes.management, apps, properties, may_manage)
     pages = shown_pages(settings, properties, os.environ)
     dispatcher = Dispatcher(
-        front, shelf, access, limit, lambda path, environ: any(page.is_for(path, environ) for page in pages)
+        front, apps, access, limit, lambda path, environ: any(page.is_for(path, environ) for page in pages)
     )
     if has_console:
-        shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
+        apps.recent = RecentRequests(recent_dir(apps.runtime_dir))
     context = PageContext(
         settings=settings,
         properties=properties,
         workers=_workers(settings, properties),
-        runtime_dir=shelf.runtime_dir,
-        models=lambda: [held.app.model for held in shelf.held],
-        configuration=partial(_configuration_on, shelf),
+        runtime_dir=apps.runtime_dir,
+        models=lambda: [held.app.model for held in apps.held],
+        configuration=partial(_configuration_on, apps),
         may_manage=may_manage,
-        shelf=shelf,
+        apps=apps,
     )
     for page in pages:
         page.add(front, context)
-    shelf.start()
+    apps.start()
     return dispatcher
 
 
 def _app_of(
-    bodies: ArrivingBodies, has_console: bool, front: FrontRoutes, entry: RegisteredModel, runtime_dir: Path
+    bodies: ArrivingBodies, has_console: bool, front: StoreRoutes, entry: RegisteredModel, runtime_dir: Path
 ) -> ModelApp:
     configuration = _configuration_of(entry)
     engines = configuration.engine_settings(str(runtime_dir), 0.0).each
@@ -279,10 +279,10 @@ def _configuration_of(entry: RegisteredModel) -> Configuration:
     return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
 
 
-def _configuration_on(shelf: Shelf, name: str | None) -> Configuration:
+def _configuration_on(apps: ModelApps, name: str | None) -> Configuration:
     """Return the configuration of one of several models. Raises `KeyError`."""
-    held = {each.entry.name: each.entry for each in shelf.held}
-    return _configuration_of(held[name or shelf.default or ""])
+    held = {each.entry.name: each.entry for each in apps.held}
+    return _configuration_of(held[name or apps.default or ""])
 
 
 def _workers(settings: ServerSettings, properties: ServingProperties) -> int:

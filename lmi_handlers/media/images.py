@@ -13,8 +13,8 @@ import msgspec
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.request import EncodedImage, ImageSource
-from lmi_handlers.core.turns import give_way
 from lmi_handlers.media.allowed import AllowedMedia, allowed_media
 from lmi_handlers.media.fetcher import fetch
 

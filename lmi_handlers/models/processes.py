@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
-from lmi_handlers.engine.companion import Companion
+from lmi_handlers.engine.formatters_process import FormattersProcess
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
 from lmi_handlers.engine.supervisor import Supervisor, needed
 from lmi_handlers.telemetry.publisher import close_publishers, metrics_publishers
@@ -32,7 +32,7 @@ class ModelProcesses:
         )
         self._on_failure = on_failure
         self._supervisors = [Supervisor(replica) for replica in settings.each]
-        self._companion = None if settings.formatters is None else Companion(settings, self._fail)
+        self._formatters = None if settings.formatters is None else FormattersProcess(settings, self._fail)
         self._threads = [
             threading.Thread(target=self._run, args=(supervisor,), daemon=True) for supervisor in self._supervisors
         ]
@@ -42,8 +42,8 @@ class ModelProcesses:
 
     def start(self) -> None:
         """Start the processes."""
-        if self._companion is not None:
-            self._companion.start()
+        if self._formatters is not None:
+            self._formatters.start()
         for thread in self._threads:
             thread.start()
         for publisher in self.publishers:
@@ -52,7 +52,7 @@ class ModelProcesses:
     def wait_serving(self) -> bool:
         """Wait until requests are accepted. Returns False if that will not happen."""
         while self.failure is None and not self._stopping:
-            has_formatters = self._companion is None or self._companion.serving
+            has_formatters = self._formatters is None or self._formatters.serving
             if has_formatters and any(supervisor.serving for supervisor in self._supervisors):
                 return True
             time.sleep(_LOOK_INTERVAL)
@@ -60,13 +60,13 @@ class ModelProcesses:
 
     def needed(self) -> Iterator[Path]:
         """Yield the files that must be there at the moment."""
-        return needed(self._supervisors, self._companion)
+        return needed(self._supervisors, self._formatters)
 
     def stop(self) -> None:
         """End all processes. `on_failure` is not called any more."""
         self._stopping = True
-        if self._companion is not None:
-            self._companion.stop()
+        if self._formatters is not None:
+            self._formatters.stop()
         for supervisor in self._supervisors:
             supervisor.stop()
         for thread in self._threads:

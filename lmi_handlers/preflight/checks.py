@@ -32,7 +32,7 @@ from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters
-from lmi_handlers.engine.companion import check_loading
+from lmi_handlers.engine.formatters_process import check_loading
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache

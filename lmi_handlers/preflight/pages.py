@@ -22,7 +22,7 @@ from lmi_handlers.preflight.configuration import Configuration
 if TYPE_CHECKING:  # the arbiter must not import Flask before gevent (see web/gevent_worker.py)
     from flask import Flask
 
-    from lmi_handlers.models.shelf import Shelf
+    from lmi_handlers.models.model_apps import ModelApps
     from lmi_handlers.serving.served import Served
 
 ENTRY_POINT_GROUP = "lmi_handlers.pages"
@@ -42,7 +42,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
 
     `models` returns those that have an application in this worker. `configuration` returns that of a model, and raises
     `KeyError` for an unknown one; None is the default model. `may_manage` tells whether the current request may load and
-    unload models. `runtime_dir` is the directory that the server's processes share. `shelf` has the models of a server
+    unload models. `runtime_dir` is the directory that the server's processes share. `apps` has the models of a server
     with several, otherwise it is None.
     """
 
@@ -53,7 +53,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     models: Callable[[], Iterable[Served]]
     configuration: Callable[[str | None], Configuration]
     may_manage: Callable[[], bool] = lambda: False
-    shelf: Shelf | None = None
+    apps: ModelApps | None = None
 
 
 class Page(ABC):

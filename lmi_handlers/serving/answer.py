@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from formatters.base import Formatter
-from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import InFlightRequest

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.deadline import Cutoff, Deadline
+from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.engine.settings import metrics_dir, recent_dir
 from lmi_handlers.engine.status import EngineState, Status
 from lmi_handlers.metrics.requests import RequestMetrics

@@ -12,7 +12,6 @@ import msgspec
 
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.capabilities import (
     Capabilities,
     check_adapter,
@@ -22,6 +21,7 @@ from lmi_handlers.core.capabilities import (
 )
 from lmi_handlers.core.deadline import Cutoff, Deadline
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
+from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient

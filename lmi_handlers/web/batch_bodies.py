@@ -16,7 +16,7 @@ from lmi_handlers.apis.server import LINES_AT_A_TIME
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ClientDisconnected, DeadlineExceeded, InvalidRequest, LMIError, QueueFull
-from lmi_handlers.core.turns import give_way
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.served_model import ServedModel

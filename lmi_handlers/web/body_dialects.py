@@ -7,7 +7,7 @@ from functools import partial
 from werkzeug.wrappers import Request
 
 from lmi_handlers.apis.base import Dialect, Payload
-from lmi_handlers.apis.formatted import Formatting
+from lmi_handlers.apis.custom_formatting import Formatting
 from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties

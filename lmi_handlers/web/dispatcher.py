@@ -15,14 +15,14 @@ from flask import Flask
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.server import DOCUMENT_PATHS
-from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import InvalidRequest, LMIError, PayloadTooLarge
+from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.core.request_path import path_text
-from lmi_handlers.models.on_shelf import OnShelf, uses_model
-from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.models.held_model import HeldModel, uses_model
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected
-from lmi_handlers.web.exchange import ArrivingBodies
 from lmi_handlers.web.request_path import PathReader
 
 REFUSAL = "lmi.refusal"
@@ -65,7 +65,7 @@ class Dispatcher:
     def __init__(
         self,
         front: Flask,
-        shelf: Shelf,
+        apps: ModelApps,
         access: AccessControl,
         max_request_size: int,
         is_for_front: Callable[[str, Mapping[str, Any]], bool] = lambda path, environ: False,  # noqa: ARG005
@@ -75,7 +75,7 @@ class Dispatcher:
         self._is_for_front = is_for_front
         self._answer = front.wsgi_app
         front.wsgi_app = PathReader(self._dispatch)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
-        self._shelf = shelf
+        self._apps = apps
         self._access = access
         self._max_request_size = max_request_size
         self._bodies: ArrivingBodies = front.extensions["lmi_bodies"]
@@ -99,15 +99,15 @@ class Dispatcher:
 
     def use_threads(self, run_beside: RunBeside) -> None:
         """Run long work with `run_beside`, off the event loop."""
-        self._shelf.use_threads(run_beside)
+        self._apps.use_threads(run_beside)
 
     def start_draining(self) -> None:
         """Make `/ping` report that the worker is shutting down."""
-        self._shelf.start_draining()
+        self._apps.start_draining()
 
     def end_draining(self) -> None:
         """Fail all requests that are still in flight."""
-        self._shelf.end_draining()
+        self._apps.end_draining()
 
     def _model_named(self, environ: dict[str, Any], path: str) -> str | None:
         """Return the name of a request's model, or None if `front` answers. Raises the error that it answers with."""
@@ -116,11 +116,11 @@ class Dispatcher:
                 return None
             return self._name(environ, path, lambda: self._read(environ, context.request))
 
-    def _find(self, environ: dict[str, Any], name: str) -> OnShelf:
+    def _find(self, environ: dict[str, Any], name: str) -> HeldModel:
         """Return the model of this name. Raises the error that `front` answers with."""
         if not uses_model(environ):
-            return self._shelf.find(name)
-        return self._shelf.find_awake(name, partial(client_connected, environ))
+            return self._apps.find(name)
+        return self._apps.find_awake(name, partial(client_connected, environ))
 
     def _name(self, environ: dict[str, Any], path: str, read: Callable[[], bytes]) -> str | None:
         if (match := _NAMED.match(path)) is not None:
@@ -128,12 +128,12 @@ class Dispatcher:
         query: str = environ.get("QUERY_STRING", "")
         if names := parse_qs(query).get("model_name"):
             return names[0]
-        models = self._shelf.models or {}
+        models = self._apps.models or {}
         target: str = unquote(environ.get(_TARGET, ""))
         if target:
             last: str = target.rpartition("/")[2]
             return next((name for name in (target, last) if name in models), last.removesuffix(_ARCHIVE))
-        default: str | None = self._shelf.default
+        default: str | None = self._apps.default
         if default is not None and len(models) == 1:
             return default
         if environ["REQUEST_METHOD"] == "POST" and _may_be_json(environ.get("CONTENT_TYPE", "")):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import IO, Protocol
+from typing import Protocol
 
 from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -27,20 +25,20 @@ from lmi_handlers.core.errors import (
     QueueFull,
     UnsupportedMediaType,
 )
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.core.turns import give_way
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.phases import server_timing
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_log import log_request
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
-_PIECE = 1 << 16
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -285,55 +283,6 @@ class StreamBody:
         elif hasattr(self._rest, "close"):
             self._rest.close()
         self._exchange.log(self._status, self._failure)
-
-
-class ArrivingBodies:
-    """Reads request bodies. A web worker holds at most twice `limit` bytes of incomplete bodies.
-
-    Once more than `limit` bytes are held, a body is refused if it is larger than an equal share of the remaining room.
-    So small bodies get through even if clients keep large ones incomplete on purpose.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held = 0
-        self._bodies = 0
-        self._lock = threading.Lock()  # with gthread, requests are threads
-
-    @classmethod
-    def of(cls, max_request_size: int) -> ArrivingBodies:
-        """Set the limit to four bodies of the maximum size, and at least 256 MiB."""
-        return cls(max(256 << 20, 4 * max_request_size))
-
-    def read(self, stream: IO[bytes]) -> bytes:
-        """Read a body to its end. Raises `QueueFull`.
-
-        It is read in pieces, because a body that arrives fast would otherwise block the event loop until complete.
-        """
-        body = io.BytesIO()  # its getvalue() does not copy
-        self._count(bodies=1)
-        try:
-            while piece := stream.read(_PIECE):
-                body.write(piece)
-                self._count(size=len(piece))
-                self._check(body.tell())
-                if len(piece) == _PIECE:
-                    give_way()
-            return body.getvalue()
-        finally:
-            self._count(bodies=-1, size=-body.tell())
-
-    def _count(self, bodies: int = 0, size: int = 0) -> None:
-        with self._lock:
-            self._bodies += bodies
-            self._held += size
-
-    def _check(self, size: int) -> None:
-        if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
-            raise QueueFull(
-                f"no room for a large request body: {self._bodies} bodies with {self._held >> 20} MiB are arriving",
-                code="large_bodies_arriving",
-            )
 
 
 def _header_value(text: str) -> str:

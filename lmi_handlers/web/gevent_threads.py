@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from gevent.threadpool import ThreadPool
 
-from lmi_handlers.core.beside import RunBeside
+from lmi_handlers.core.event_loop import RunBeside
 
 P = ParamSpec("P")
 T = TypeVar("T")

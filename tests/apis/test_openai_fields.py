@@ -19,8 +19,8 @@ from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
-from lmi_handlers.apis.openai.response_body import ResponseBody
-from lmi_handlers.apis.openai.response_dialect import ResponseDialect
+from lmi_handlers.apis.openai.responses_body import ResponseBody
+from lmi_handlers.apis.openai.responses_dialect import ResponseDialect
 from lmi_handlers.apis.tgi.body import TgiCompatBody, TgiParameters
 from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.budget import Budget

@@ -14,9 +14,9 @@ from prompts import rendered
 from server_sent_events import json_events
 from serving import Server, StartServer
 
-from formatters.openai.response_formatters import ResponseFormatter
+from formatters.openai.responses import ResponseFormatter
 from lmi_handlers.apis.base import Payload
-from lmi_handlers.apis.openai.response_dialect import ResponseDialect
+from lmi_handlers.apis.openai.responses_dialect import ResponseDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ContextLengthExceeded, InvalidRequest, QueueFull, RequestFailed

@@ -15,7 +15,7 @@ from lmi_handlers.apis.documentation import parameter_bounds
 from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.mindie.body import MindieParameters
 from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
-from lmi_handlers.apis.openai.response_body import ResponseBody
+from lmi_handlers.apis.openai.responses_body import ResponseBody
 from lmi_handlers.apis.parameters import (
     Affects,
     Param,

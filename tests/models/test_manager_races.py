@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError, EngineNotReady, LMIError, LoadFailed, ModelNotFound
-from lmi_handlers.engine.companion import Companion
+from lmi_handlers.engine.formatters_process import FormattersProcess
 from lmi_handlers.launch.model_manager import plan
 from lmi_handlers.models import manager
 from lmi_handlers.models.manager import Manager, Plan
@@ -220,4 +220,4 @@ def test_processes_may_be_stopped_before_they_are_started(bench: Bench) -> None:
     processes.start()  # by a thread that has not noticed yet
     assert not processes.wait_serving()
     processes.stop()
-    Companion(settings, lambda: None).stop()
+    FormattersProcess(settings, lambda: None).stop()

@@ -16,13 +16,13 @@ from prompts import rendered
 from waiting import wait_until
 
 from formatters.lmi.rolling import JsonFormatter
-from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     InvalidRequest,
     RequestFailed,
 )
+from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage

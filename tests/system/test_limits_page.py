@@ -20,7 +20,7 @@ from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
-from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.workers import channel, sender
 
 PAGE = (ROOT / "docs" / "limits.md").read_text()

@@ -15,9 +15,9 @@ import pytest
 from waiting import wait_until
 
 from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.client_socket import ClientSocket, Limits, Waiting
 from lmi_handlers.web.connection import limit_writes
-from lmi_handlers.web.exchange import ArrivingBodies
 
 MIB = 1 << 20
 

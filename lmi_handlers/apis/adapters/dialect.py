@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from formatters.openai.errors import error_document
-from formatters.openai.responses import OpenAIError
+from formatters.openai.schemas import OpenAIError
 from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.management import ManagementDialect, status_of
 from lmi_handlers.core.errors import AdapterExists, LMIError

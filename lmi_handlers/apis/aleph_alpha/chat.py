@@ -13,7 +13,7 @@ import msgspec
 
 from formatters.aleph_alpha.chat import AlephAlphaJsonFormatter, AlephAlphaSseFormatter
 from formatters.aleph_alpha.errors import error_document
-from formatters.aleph_alpha.responses import AlephAlphaError
+from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from formatters.aleph_alpha.completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
-from formatters.aleph_alpha.responses import AlephAlphaError
+from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS

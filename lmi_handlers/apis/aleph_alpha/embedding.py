@@ -16,7 +16,7 @@ from formatters.aleph_alpha.embedding import (
     ModelEmbeddingFormatter,
     SemanticEmbeddingFormatter,
 )
-from formatters.aleph_alpha.responses import AlephAlphaError
+from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.aleph_alpha.chat import error_response
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaPrompt, joined_prompt
 from lmi_handlers.apis.base import Payload, Reply

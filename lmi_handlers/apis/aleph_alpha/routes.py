@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formatters.aleph_alpha import responses
+from formatters.aleph_alpha import schemas
 from formatters.aleph_alpha.examples import ANSWERS
-from formatters.openai.responses import ChatCompletion
+from formatters.openai.schemas import ChatCompletion
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.apis.aleph_alpha.completion import (
     NEUTRAL,
@@ -77,22 +77,20 @@ class AlephAlphaApi(Api):
 
     def routes(self) -> Sequence[Route]:
         facts, budget = self._context.facts, self._context.budget
-        answers: Contents = {JSON: (ChatCompletion,), EVENTS: (responses.AlephAlphaChunk,)}
+        answers: Contents = {JSON: (ChatCompletion,), EVENTS: (schemas.AlephAlphaChunk,)}
         chat = generation(AlephAlphaDialect(facts, budget=budget), AlephAlphaBody, answers, TEXT_GENERATION)
         events = (
-            responses.AlephAlphaStreamChunk,
-            responses.AlephAlphaStreamSummary,
-            responses.AlephAlphaCompletionSummary,
+            schemas.AlephAlphaStreamChunk,
+            schemas.AlephAlphaStreamSummary,
+            schemas.AlephAlphaCompletionSummary,
         )
-        answers = {JSON: (responses.AlephAlphaCompletions,), EVENTS: events}
+        answers = {JSON: (schemas.AlephAlphaCompletions,), EVENTS: events}
         complete = generation(
             AlephAlphaCompletionDialect(facts, budget=budget), AlephAlphaCompletionBody, answers, TEXT_GENERATION
         )
         one, several = SemanticEmbedDialect(facts, budget=budget), BatchSemanticEmbedDialect(facts, budget=budget)
-        embed = generation(one, SemanticEmbedBody, {JSON: (responses.SemanticEmbedding,)}, TEXT_EMBEDDING)
-        batch_embed = generation(
-            several, BatchSemanticEmbedBody, {JSON: (responses.SemanticEmbeddings,)}, TEXT_EMBEDDING
-        )
+        embed = generation(one, SemanticEmbedBody, {JSON: (schemas.SemanticEmbedding,)}, TEXT_EMBEDDING)
+        batch_embed = generation(several, BatchSemanticEmbedBody, {JSON: (schemas.SemanticEmbeddings,)}, TEXT_EMBEDDING)
         return (
             Route("POST", "/chat/completions", "aleph_alpha_chat_completions", TAG, "Continue a conversation.", chat),
             Route("POST", "/complete", "aleph_alpha_complete", TAG, "Generate text from a prompt.", complete),
@@ -101,4 +99,4 @@ class AlephAlphaApi(Api):
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:
-        return responses.AlephAlphaError(message, {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper()))
+        return schemas.AlephAlphaError(message, {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper()))

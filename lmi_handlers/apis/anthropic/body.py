@@ -13,7 +13,7 @@ import msgspec
 
 from lmi_handlers.apis.anthropic.blocks import InputMessage, InputText, conversation
 from lmi_handlers.apis.openai.body import ChatCompletionBody, JsonSchemaFormat
-from lmi_handlers.apis.openai.response_items import decode_by_type
+from lmi_handlers.apis.openai.responses_items import decode_by_type
 from lmi_handlers.apis.openai.tools import FUNCTION_NAME, Function, FunctionName, Tool, ToolChoice
 from lmi_handlers.apis.parameters import Affects, Param, fields_of, values_of
 from lmi_handlers.apis.structured_outputs import NamedSchema

@@ -13,13 +13,13 @@ import msgspec
 
 from formatters.anthropic.errors import error_document
 from formatters.anthropic.messages import MessageFormatter, MessageJsonFormatter, MessageSseFormatter
-from formatters.anthropic.responses import AnthropicError, TokenCount
+from formatters.anthropic.schemas import AnthropicError, TokenCount
 from lmi_handlers.apis.anthropic.body import CountTokensBody, MessagesBody, client_name
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.dialect import ChatDialect, check_length, status_of
-from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.errors import InvalidRequest, LMIError, aliased
+from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formatters.anthropic import responses
+from formatters.anthropic import schemas
 from formatters.anthropic.errors import status_error
 from formatters.anthropic.examples import ANSWERS
 from formatters.anthropic.messages import MessageJsonLinesFormatter, MessageSseFormatter
@@ -49,7 +49,7 @@ class AnthropicApi(Api):
                 "AnthropicMessages": MessagesBody,
                 "AnthropicInvocation": InvokedMessagesBody,
                 "AnthropicTokens": CountTokensBody,
-                "MessageEvent": responses.MessageEvent,
+                "MessageEvent": schemas.MessageEvent,
                 "CustomTool": CustomTool,
                 "AnthropicText": blocks.InputText,
                 "AnthropicImage": blocks.InputImage,
@@ -78,7 +78,7 @@ class AnthropicApi(Api):
             find=count_tokens,
             read=dialect.read_count,
             bodies={JSON: (CountTokensBody,)},
-            answers={JSON: (responses.TokenCount,)},
+            answers={JSON: (schemas.TokenCount,)},
             dialects=(dialect,),
             errors=READING,
             task=TEXT_GENERATION,
@@ -103,6 +103,6 @@ class AnthropicApi(Api):
             enable_reasoning=properties.enable_reasoning,
             stream_formatters=streams,
         )
-        answers: dict[str, Types] = {JSON: (responses.MessageAnswer,)}
-        answers.update((kind.content_type, (responses.MessageEvent,)) for kind in streams)
+        answers: dict[str, Types] = {JSON: (schemas.MessageAnswer,)}
+        answers.update((kind.content_type, (schemas.MessageEvent,)) for kind in streams)
         return generation(dialect, body, answers, TEXT_GENERATION)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter, encode
-from formatters.lmi.responses import LmiError
+from formatters.lmi.schemas import LmiError
 from lmi_handlers.apis.base import Dialect, Payload, Reply, first_named
 from lmi_handlers.apis.lmi.body import LmiBody, parse_body
 from lmi_handlers.config.budget import Budget

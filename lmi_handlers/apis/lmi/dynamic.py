@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from formatters.lmi.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
-from formatters.lmi.responses import DynamicBatchError
+from formatters.lmi.schemas import DynamicBatchError
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.lmi.body import parse_body
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of

@@ -7,7 +7,7 @@ from functools import partial
 
 from formatters.base import encode
 from formatters.lmi.embeddings import VectorsFormatter
-from formatters.lmi.responses import LmiError
+from formatters.lmi.schemas import LmiError
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of
 from lmi_handlers.config.budget import Budget

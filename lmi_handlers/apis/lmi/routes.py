@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from formatters import load_formatter_class
-from formatters.lmi import responses
+from formatters.lmi import schemas
 from formatters.lmi.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import (
@@ -94,15 +94,15 @@ class LmiApi(Api):
         dialect: LmiDialect | LmiDynamicDialect
         if properties.rolling:
             dialect = LmiDialect(properties, context.sampled_defaults)
-            record = (responses.LmiRecord,)
-            one = (responses.LmiResponse, responses.LmiBestOfResponse)
-            whole = (*one, list[responses.LmiResponse], list[responses.LmiBestOfResponse])
+            record = (schemas.LmiRecord,)
+            one = (schemas.LmiResponse, schemas.LmiBestOfResponse)
+            whole = (*one, list[schemas.LmiResponse], list[schemas.LmiBestOfResponse])
             answers = {JSON: whole, JSON_LINES: record, EVENTS: record}
             if properties.output_formatter is not None:  # may come from another package, so its output type is unknown
                 answers.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
         else:
             dialect = LmiDynamicDialect(properties, context.sampled_defaults)
-            answers = {JSON: (list[responses.DynamicBatchText],), JSON_LINES: (responses.DynamicBatchOutputs,)}
+            answers = {JSON: (list[schemas.DynamicBatchText],), JSON_LINES: (schemas.DynamicBatchOutputs,)}
         self.native = generation(dialect, LmiRequest, answers)
 
     def routes(self) -> Sequence[Route]:

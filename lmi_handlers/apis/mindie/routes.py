@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from formatters.mindie import responses
+from formatters.mindie import schemas
 from formatters.mindie.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import PROMPT_EXAMPLE, Documentation
@@ -38,7 +38,7 @@ class MindieApi(Api):
 
     def __init__(self, context: Context) -> None:
         properties = context.properties
-        answers = {JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)}
+        answers = {JSON: (schemas.MindieResponse,), EVENTS: (schemas.MindieStreamResponse,)}
         self.root = generation(MindieDialect(properties), MindieRequest, answers, TEXT_GENERATION)
         self.native = self.root if properties.tgi_compat else None
         self.documentation = Documentation(

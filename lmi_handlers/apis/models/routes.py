@@ -26,10 +26,10 @@ from lmi_handlers.core.errors import (
     ModelExists,
     ModelNotFound,
 )
+from lmi_handlers.models.held_model import HeldModel
 from lmi_handlers.models.messages import Load, Scale, Unload
-from lmi_handlers.models.on_shelf import OnShelf
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.models.registry import ModelState, RegisteredModel, check_model_name
-from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.models.source import name_of
 
 TAG = "Models"
@@ -167,50 +167,50 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     return routes
 
 
-def _load(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
+def _load(apps: ModelApps, _: PathParameters, fields: Fields) -> Reply:
     body = read_fields(fields, LoadBody)
     if not body.url:
         raise InvalidRequest("Parameter url is required.")
     name = body.model_name or name_of(body.url)
     check_model_name(name)
-    shelf.ask(Load(name, body.url, _options(body), body.synchronous))
+    apps.ask(Load(name, body.url, _options(body), body.synchronous))
     if not body.synchronous:
         return _status(f'Model "{name}" registration scheduled.', 202)
-    shelf.wait_serving(name)
+    apps.wait_serving(name)
     return _status(f'Model "{name}" registered.')
 
 
-def _unload(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
-    shelf.ask(Unload(path["model"]))
+def _unload(apps: ModelApps, path: PathParameters, _: Fields) -> Reply:
+    apps.ask(Unload(path["model"]))
     return _status(f'Model or workflow "{path["model"]}" unregistered')
 
 
-def _scale(shelf: Shelf, path: PathParameters, fields: Fields) -> Reply:
+def _scale(apps: ModelApps, path: PathParameters, fields: Fields) -> Reply:
     """Change the number of engines. None at all puts the model to sleep."""
     name, body = path["model"], read_fields(fields, _Scaling)
     options = None if body.min_worker == 0 else _options(body)
-    shelf.ask(Scale(name, options))
+    apps.ask(Scale(name, options))
     if options:
-        shelf.wait_serving(name)
+        apps.wait_serving(name)
     return _status(
         f'Workflow "{name}" worker scaled. New Worker configuration min workers:{body.min_worker} '
         f"max workers:{body.max_worker}"
     )
 
 
-def _list(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
+def _list(apps: ModelApps, _: PathParameters, fields: Fields) -> Reply:
     asked = read_fields(fields, Paging)
     if not 0 < asked.limit <= PAGE:
         asked.limit = PAGE
-    models, next_page = asked.of(sorted((shelf.models or {}).items()))
+    models, next_page = asked.of(sorted((apps.models or {}).items()))
     page: dict[str, object] = {} if next_page is None else {"nextPageToken": next_page}
     return document(page | {"models": [_item(entry) for _, entry in models]})
 
 
-def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
+def _describe(apps: ModelApps, path: PathParameters, _: Fields) -> Reply:
     """Return what DJL tells of a model. A group of workers is our engines."""
-    entry = _known(shelf, path)
-    held = next((held for held in shelf.held if held.entry.name == entry.name), None)
+    entry = _known(apps, path)
+    held = next((held for held in apps.held if held.entry.name == entry.name), None)
     properties = None if held is None else held.app.model.properties
     model: dict[str, object] = _item(entry) | {
         "status": "Healthy" if entry.state is ModelState.READY else _STATUSES[entry.state],
@@ -231,7 +231,7 @@ def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
     return document([{"workflowName": entry.name, "models": [model]}])
 
 
-def _group(held: OnShelf, entry: RegisteredModel) -> dict[str, object]:
+def _group(held: HeldModel, entry: RegisteredModel) -> dict[str, object]:
     properties, since = held.app.model.properties, int(entry.since * 1000)
     workers = [
         {"id": number, "startTime": since, "status": entry.state.value.upper()}
@@ -241,14 +241,14 @@ def _group(held: OnShelf, entry: RegisteredModel) -> dict[str, object]:
     return {"minWorkers": least, "maxWorkers": most, "workers": workers}
 
 
-def _describe_short(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
+def _describe_short(apps: ModelApps, path: PathParameters, _: Fields) -> Reply:
     """Return what SageMaker asks for."""
-    item = _item(_known(shelf, path))
+    item = _item(_known(apps, path))
     return document({"modelName": item["modelName"], "modelUrl": item["modelUrl"]})
 
 
-def _known(shelf: Shelf, path: PathParameters) -> RegisteredModel:
-    entry = (shelf.models or {}).get(path["model"])
+def _known(apps: ModelApps, path: PathParameters) -> RegisteredModel:
+    entry = (apps.models or {}).get(path["model"])
     if entry is None:
         raise ModelNotFound(f"Workflow not found: {path['model'][:128]}")
     return entry

@@ -9,7 +9,7 @@ import msgspec
 
 from lmi_handlers.apis.documentation import GUIDED_BOUNDS, REQUEST_BOUNDS, Bounds, parameter_bounds
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS, ChatCompletionBody, CompletionBody
-from lmi_handlers.apis.openai.response_body import ResponseBody
+from lmi_handlers.apis.openai.responses_body import ResponseBody
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.sampling_params import RANGES
 

@@ -18,7 +18,7 @@ from formatters.base import Formatter
 from formatters.openai.chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from formatters.openai.errors import error_document
-from formatters.openai.responses import OpenAIError
+from formatters.openai.schemas import OpenAIError
 from lmi_handlers.apis.base import Dialect, Payload, Reply, first_named
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import (

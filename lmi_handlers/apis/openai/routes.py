@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from formatters.openai import response_objects, responses
+from formatters.openai import responses_schemas, schemas
 from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from formatters.openai.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, REQUEST_BOUNDS, Documentation
-from lmi_handlers.apis.openai import messages, response_body, response_items, tools
+from lmi_handlers.apis.openai import messages, responses_body, responses_items, tools
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionBody,
@@ -25,7 +25,7 @@ from lmi_handlers.apis.openai.body import (
 from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds, response_bounds
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect, Kind
 from lmi_handlers.apis.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
-from lmi_handlers.apis.openai.response_dialect import ResponseDialect
+from lmi_handlers.apis.openai.responses_dialect import ResponseDialect
 from lmi_handlers.apis.routes import (
     EVENTS,
     JSON,
@@ -63,7 +63,7 @@ class OpenAIApi(Api):
         self._chat = self._chats([ChatSseFormatter])
         self._completion = self._completions([CompletionSseFormatter])
         embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
-        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)}, TEXT_EMBEDDING)
+        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (schemas.EmbeddingList,)}, TEXT_EMBEDDING)
         self._response = self._responses()
         self.claims = {
             "messages": self._chats(_ordered(ChatSseFormatter, ChatJsonLinesFormatter, as_lines=as_lines)),
@@ -76,39 +76,39 @@ class OpenAIApi(Api):
             # TGI's names, which clients generated from TGI's document expect
             names={
                 "ChatRequest": ChatCompletionBody,
-                "Completion": responses.Completion,
+                "Completion": schemas.Completion,
                 "CompletionRequest": CompletionBody,
                 "EmbeddingsRequest": EmbeddingsBody,
-                "Function": responses.Function,
+                "Function": schemas.Function,
                 "FunctionDefinition": tools.Function,
                 "MessageChunk": messages.Part,
                 "MessageContent": str | list[messages.Part],
                 "NamedToolChoice": tools.ToolChoice,
-                "OutputMessage": responses.OutputMessage,
+                "OutputMessage": schemas.OutputMessage,
                 "Prompt": str | list[int | str | list[int]],
                 "ResponseFormat": ResponseFormat,
-                "TextMessage": responses.TextMessage,
-                "ToolCallMessage": responses.ToolCallMessage,
+                "TextMessage": schemas.TextMessage,
+                "ToolCallMessage": schemas.ToolCallMessage,
                 "ToolChoice": str | tools.ToolChoice | None,
                 "ToolType": str | tools.ToolChoice,
                 "Url": messages.ImageUrl,
                 # for references from types that msgspec cannot tell apart
-                "FunctionTool": response_body.FunctionTool,
-                "InputCall": response_items.InputCall,
-                "InputCallOutput": response_items.InputCallOutput,
-                "InputMessage": response_items.InputMessage,
-                "InputReasoning": response_items.InputReasoning,
-                "ResponseStreamEvent": response_objects.StreamEvent,
-                "ResponseText": response_body.ResponseText,
-                "ResponseToolChoice": response_body.ResponseToolChoice,
-                "ResponsesRequest": response_body.ResponseBody,
+                "FunctionTool": responses_body.FunctionTool,
+                "InputCall": responses_items.InputCall,
+                "InputCallOutput": responses_items.InputCallOutput,
+                "InputMessage": responses_items.InputMessage,
+                "InputReasoning": responses_items.InputReasoning,
+                "ResponseStreamEvent": responses_schemas.StreamEvent,
+                "ResponseText": responses_body.ResponseText,
+                "ResponseToolChoice": responses_body.ResponseToolChoice,
+                "ResponsesRequest": responses_body.ResponseBody,
             },
             examples={
                 **ANSWERS,
                 ChatCompletionBody: CHAT_EXAMPLE | {"max_tokens": 20},
                 CompletionBody: {"prompt": QUESTION, "max_tokens": 20},
                 EmbeddingsBody: {"input": QUESTION},
-                response_body.ResponseBody: {"input": QUESTION, "max_output_tokens": 20},
+                responses_body.ResponseBody: {"input": QUESTION, "max_output_tokens": 20},
             },
             bounds={
                 "ChatRequest": chat_bounds(),
@@ -127,10 +127,8 @@ class OpenAIApi(Api):
 
     def routes(self) -> Sequence[Route]:
         dialects, not_ready = self._chat.dialects, (EngineNotReady,)
-        models = Document(
-            find=self._models, answers={JSON: (responses.ModelList,)}, dialects=dialects, errors=not_ready
-        )
-        model = Document(find=self._model, answers={JSON: (responses.ModelInfo,)}, dialects=dialects, errors=not_ready)
+        models = Document(find=self._models, answers={JSON: (schemas.ModelList,)}, dialects=dialects, errors=not_ready)
+        model = Document(find=self._model, answers={JSON: (schemas.ModelInfo,)}, dialects=dialects, errors=not_ready)
         named = Parameter(
             name="model", place="path", description="The model's or the adapter's name.", has_slashes=True
         )
@@ -139,7 +137,7 @@ class OpenAIApi(Api):
         unknown = Failure(
             status=404,
             reason=str(ModelNotFound.__doc__),
-            content=(responses.OpenAIError, FrontEndError),
+            content=(schemas.OpenAIError, FrontEndError),
             examples=(unknown_error,),
         )
         return (
@@ -162,21 +160,21 @@ class OpenAIApi(Api):
 
     def router_error(self, status: int, kind: str, message: str) -> object:
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        return responses.OpenAIError(responses.OpenAIErrorDetails(message, kind, None, None))
+        return schemas.OpenAIError(schemas.OpenAIErrorDetails(message, kind, None, None))
 
     def _chats(self, stream_formatters: Sequence[type[ChatSseFormatter]]) -> Generation:
         dialect = ChatDialect(
             self._context.facts, **self._parsers(), budget=self._context.budget, stream_formatters=stream_formatters
         )
-        chunk: Types = (responses.ChatCompletionChunk,)
-        answers: dict[str, Types] = {JSON: (responses.ChatCompletion,)}
+        chunk: Types = (schemas.ChatCompletionChunk,)
+        answers: dict[str, Types] = {JSON: (schemas.ChatCompletion,)}
         answers.update((kind.content_type, chunk) for kind in stream_formatters)
         return generation(dialect, ChatCompletionBody, answers, TEXT_GENERATION)
 
     def _responses(self) -> Generation:
         dialect = ResponseDialect(self._context.facts, **self._parsers(), budget=self._context.budget)
-        answers = {JSON: (response_objects.ResponseObject,), EVENTS: (response_objects.StreamEvent,)}
-        return generation(dialect, response_body.ResponseBody, answers, TEXT_GENERATION)
+        answers = {JSON: (responses_schemas.ResponseObject,), EVENTS: (responses_schemas.StreamEvent,)}
+        return generation(dialect, responses_body.ResponseBody, answers, TEXT_GENERATION)
 
     def _parsers(self) -> dict[str, Any]:
         """Return the options that say how to find tool calls and reasoning."""
@@ -192,30 +190,30 @@ class OpenAIApi(Api):
             default_max_tokens=default_max_tokens,
             stream_formatters=stream_formatters,
         )
-        answers: dict[str, Types] = {JSON: (responses.CompletionFinal,)}
-        answers.update((kind.content_type, (responses.Chunk,)) for kind in stream_formatters)
+        answers: dict[str, Types] = {JSON: (schemas.CompletionFinal,)}
+        answers.update((kind.content_type, (schemas.Chunk,)) for kind in stream_formatters)
         return generation(dialect, CompletionBody, answers, TEXT_GENERATION)
 
-    def _models(self, model: ServedModel, _: object) -> responses.ModelList:
-        return responses.ModelList("list", self._infos(model))
+    def _models(self, model: ServedModel, _: object) -> schemas.ModelList:
+        return schemas.ModelList("list", self._infos(model))
 
-    def _model(self, model: ServedModel, path: Mapping[str, str]) -> responses.ModelInfo:
+    def _model(self, model: ServedModel, path: Mapping[str, str]) -> schemas.ModelInfo:
         for info in self._infos(model):
             if info.id.lstrip("/") == path["model"]:  # a URL path has no leading slash here
                 return info
         raise ModelNotFound(f"The model {path['model'][:200]!r} does not exist")
 
-    def _infos(self, model: ServedModel) -> list[responses.ModelInfo]:
+    def _infos(self, model: ServedModel) -> list[schemas.ModelInfo]:
         return model_infos(model, model.facts.model_id, self._created)
 
 
-def model_infos(model: ServedModel, name: str, created: int) -> list[responses.ModelInfo]:
+def model_infos(model: ServedModel, name: str, created: int) -> list[schemas.ModelInfo]:
     """Return a loaded model, called `name`, and its adapters."""
     capabilities = model.facts.capabilities
-    own = responses.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
+    own = schemas.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
     return [
         own,
-        *(responses.ModelInfo(adapter, "model", created, OWNER, name) for adapter in capabilities.adapters),
+        *(schemas.ModelInfo(adapter, "model", created, OWNER, name) for adapter in capabilities.adapters),
     ]
 
 

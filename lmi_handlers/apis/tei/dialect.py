@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from formatters.tei.errors import error_document
-from formatters.tei.responses import EmbeddingErrorResponse
+from formatters.tei.schemas import EmbeddingErrorResponse
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.capabilities import Capabilities

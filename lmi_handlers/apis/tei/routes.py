@@ -12,7 +12,7 @@ import msgspec
 
 from formatters.base import encode
 from formatters.tei.examples import ANSWERS
-from formatters.tei.responses import (
+from formatters.tei.schemas import (
     EmbeddingErrorResponse,
     EmbeddingInfo,
     LabelIds,
@@ -22,7 +22,7 @@ from formatters.tei.responses import (
     Rank,
     SparseValue,
 )
-from formatters.vllm.responses import RerankResponse
+from formatters.vllm.schemas import RerankResponse
 from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Reply

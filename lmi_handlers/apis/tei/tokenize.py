@@ -15,8 +15,8 @@ from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.embedding_prompts import model_prompt
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest
+from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.serving.prompts import LONG, LoadedText
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.spans import MarkedSpan, marked_spans

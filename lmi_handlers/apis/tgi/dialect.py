@@ -13,7 +13,7 @@ from decimal import Decimal
 from formatters.base import Formatter
 from formatters.tgi.errors import error_document
 from formatters.tgi.generate import TgiArrayFormatter, TgiSseFormatter
-from formatters.tgi.responses import ErrorResponse
+from formatters.tgi.schemas import ErrorResponse
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.tgi.body import (
     TgiBody,

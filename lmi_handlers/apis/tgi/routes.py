@@ -10,11 +10,11 @@ from functools import partial
 
 import msgspec
 
-from formatters.tgi import responses
+from formatters.tgi import schemas
 from formatters.tgi.examples import ANSWERS
 from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
 from formatters.vllm.examples import ANSWERS as VLLM_ANSWERS
-from formatters.vllm.responses import VllmTokenizeResponse
+from formatters.vllm.schemas import VllmTokenizeResponse
 from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Payload, Reply
@@ -68,7 +68,7 @@ class TgiApi(Api):
             self.prefixes = tuple(prefix for prefix in self.prefixes if prefix not in ("/tokenize", "/info"))
         self._compat = CompatDialect(properties)
         invoked = CompatDialect(properties, properties.output_formatter)
-        answers = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
+        answers = {JSON: (list[schemas.GenerateResponse],), EVENTS: (schemas.StreamResponse,)}
         self.root = generation(self._compat, TgiCompatBody, answers, TEXT_GENERATION)
         self.native = generation(invoked, TgiCompatBody, answers, TEXT_GENERATION) if properties.tgi_compat else None
         prompt: Bounds = {"inputs": {"minLength": 1}}
@@ -113,7 +113,7 @@ class TgiApi(Api):
 
     def routes(self) -> Sequence[Route]:
         properties, dialects = self._properties, (self._compat,)
-        whole, events = {JSON: (responses.GenerateResponse,)}, {EVENTS: (responses.StreamResponse,)}
+        whole, events = {JSON: (schemas.GenerateResponse,)}, {EVENTS: (schemas.StreamResponse,)}
         generate = generation(GenerateDialect(properties, TgiJsonFormatter), TgiBody, whole, TEXT_GENERATION)
         generate_stream = generation(GenerateDialect(properties, TgiSseFormatter), TgiBody, events, TEXT_GENERATION)
         tokens = Document(
@@ -128,7 +128,7 @@ class TgiApi(Api):
             find=chat_tokenize,
             read=partial(decode_chat, budget=self._budget),
             bodies={JSON: (ChatBody,)},
-            answers={JSON: (responses.ChatTokenizeResponse,)},
+            answers={JSON: (schemas.ChatTokenizeResponse,)},
             dialects=dialects,
             errors=(*READING, InvalidChat),
             task=TEXT_GENERATION,
@@ -138,7 +138,7 @@ class TgiApi(Api):
         page = msgspec.structs.replace(
             health, answers={HTML: (str,)}, examples={HTML: ""}
         )  # for clients that accept HTML
-        info = Status(reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready)
+        info = Status(reply=self._info, answers={JSON: (schemas.Info,)}, dialects=dialects, errors=not_ready)
         own = (
             Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),
             Route("GET", "/info", "get_model_info", TAG, "Get the model's name and limits.", info),
@@ -167,7 +167,7 @@ class TgiApi(Api):
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002
-        return responses.ErrorResponse(message, "generation" if status >= 500 else "validation")
+        return schemas.ErrorResponse(message, "generation" if status >= 500 else "validation")
 
     def _health(self, model: ServedModel) -> Reply:
         """200 without a body once requests are accepted, else 503."""
@@ -181,7 +181,7 @@ class TgiApi(Api):
         except EngineNotReady as error:
             return self._compat.error(error)
         capabilities, options = loaded.capabilities, self._properties
-        info = responses.Info(
+        info = schemas.Info(
             model_id=model.root,
             model_sha=None,
             model_pipeline_tag=options.task,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from formatters.tgi.responses import ChatTokenizeResponse
+from formatters.tgi.schemas import ChatTokenizeResponse
 from lmi_handlers.apis.tgi.body import TokenizeBody
 from lmi_handlers.apis.tgi.chat import ChatBody
-from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import InvalidChat, InvalidRequest
+from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.core.request import ChatPrompt, PromptContent
 from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.serving.served_model import ServedModel

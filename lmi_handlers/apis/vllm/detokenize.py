@@ -6,11 +6,11 @@ from typing import Annotated
 
 import msgspec
 
-from formatters.vllm.responses import DetokenizeResponse
+from formatters.vllm.schemas import DetokenizeResponse
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
-from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.serving.prompts import LONG
 from lmi_handlers.serving.served_model import ServedModel
 

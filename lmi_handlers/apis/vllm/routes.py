@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formatters.openai import responses as openai_responses
-from formatters.vllm import responses
+from formatters.openai import schemas as openai_schemas
+from formatters.vllm import schemas
 from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import QUESTION, REQUEST_BOUNDS, Documentation
@@ -36,13 +36,13 @@ class VllmApi(Api):
     def __init__(self, context: Context) -> None:
         rerank = RerankDocumentsDialect(context.facts, budget=context.budget)
         score = ScoreDialect(context.facts, budget=context.budget)
-        self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (responses.RerankResponse,)}, TEXT_RANKING)
-        self._score = generation(score, ScoreBody, {JSON: (responses.ScoreResponse,)}, TEXT_RANKING)
+        self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (schemas.RerankResponse,)}, TEXT_RANKING)
+        self._score = generation(score, ScoreBody, {JSON: (schemas.ScoreResponse,)}, TEXT_RANKING)
         self._detokenize = Document(
             find=detokenize,
             read=read_tokens,
             bodies={JSON: (DetokenizeBody,)},
-            answers={JSON: (responses.DetokenizeResponse,)},
+            answers={JSON: (schemas.DetokenizeResponse,)},
             dialects=(score,),
             errors=READING,
         )
@@ -63,4 +63,4 @@ class VllmApi(Api):
 
     def router_error(self, status: int, kind: str, message: str) -> object:
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        return openai_responses.OpenAIError(openai_responses.OpenAIErrorDetails(message, kind, None, None))
+        return openai_schemas.OpenAIError(openai_schemas.OpenAIErrorDetails(message, kind, None, None))

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from formatters.vllm.responses import VllmTokenizeResponse
+from formatters.vllm.schemas import VllmTokenizeResponse
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.serving.served_model import ServedModel

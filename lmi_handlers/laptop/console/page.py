@@ -27,11 +27,11 @@ class ConsolePage(Page):
             workers=context.workers,
             dialect=context.properties.dialect,
             keeps_prompts=context.properties.console_prompts,
-            shelf=context.shelf,
+            apps=context.apps,
         )
 
         def view(name: str | None) -> ConfigurationView:
             return configuration_view(context.configuration(name))
 
         only = cache(lambda: view(None))  # the configuration of a server's only model stays the same
-        add_console(app, watched.snapshot, view if context.shelf is not None else lambda _: only(), context.may_manage)
+        add_console(app, watched.snapshot, view if context.apps is not None else lambda _: only(), context.may_manage)

@@ -21,7 +21,7 @@ from werkzeug.exceptions import NotFound
 
 from lmi_handlers.apis.routes import JSON
 from lmi_handlers.laptop.console.state import Snapshot
-from lmi_handlers.web.pages import FILE_TYPES, PageFile, page_headers, wants_page
+from lmi_handlers.web.page_files import FILE_TYPES, PageFile, page_headers, wants_page
 
 FOLDER = "/console/"
 PAGE = "index.html"

@@ -21,7 +21,7 @@ from lmi_handlers.engine.settings import recent_dir
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.series import Metric, Values, exposition
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
-from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.recent import RecentReader, RecentRequest
@@ -152,7 +152,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Where the console finds what it watches. `shelf` has the models of a server with several, otherwise it is None.
+    """Where the console finds what it watches. `apps` has the models of a server with several, otherwise it is None.
 
     `runtime_dir` is the directory that the server's processes share.
     """
@@ -162,12 +162,12 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     workers: int
     dialect: str
     keeps_prompts: bool
-    shelf: Shelf | None = None
+    apps: ModelApps | None = None
 
     def snapshot(self) -> Snapshot:
         """Read everything as of now."""
         served = list(self.models())
-        own = [] if self.shelf is None else [recent_dir(self.runtime_dir)]
+        own = [] if self.apps is None else [recent_dir(self.runtime_dir)]
         return Snapshot(
             time=time.time(),
             server=ServerView(
@@ -177,10 +177,10 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 workers=self.workers,
                 dialect=self.dialect,
                 manages=False,
-                has_several_models=self.shelf is not None,
+                has_several_models=self.apps is not None,
                 keeps_prompts=self.keeps_prompts,
             ),
-            models=[view_of(model) for model in served] if self.shelf is None else _views_of(self.shelf),
+            models=[view_of(model) for model in served] if self.apps is None else _views_of(self.apps),
             requests=self._recent.read([*own, *(recent_dir(model.runtime_dir) for model in served)]),
             values={model.name: model.metrics.values() for model in served},
         )
@@ -221,12 +221,12 @@ def _capabilities(capabilities: Capabilities) -> CapabilitiesView:
     return msgspec.convert(capabilities, CapabilitiesView, from_attributes=True)
 
 
-def _views_of(shelf: Shelf) -> list[ModelView]:
+def _views_of(apps: ModelApps) -> list[ModelView]:
     """Return the views of all models, also of those that sleep or have failed."""
-    held = {each.entry.name: each.app.model for each in shelf.held}
+    held = {each.entry.name: each.app.model for each in apps.held}
     views = []
-    for name, entry in (shelf.models or {}).items():
-        state, phase = shelf.state_of(entry)
+    for name, entry in (apps.models or {}).items():
+        state, phase = apps.state_of(entry)
         view = view_of(held[name]) if name in held else ModelView(name=name, state="", phase="")
         views.append(
             msgspec.structs.replace(

@@ -10,7 +10,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.core.errors import QueueFull
 from lmi_handlers.laptop.sagemaker_runtime.errors import ServiceError, refusal
-from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 
 MAX_BODY = 25 << 20
 """Maximum bytes of a body, from the FAQ of SageMaker hosting. botocore's model still says 6 MiB."""

@@ -16,7 +16,7 @@ from flask import Blueprint, Flask, Response, request
 from werkzeug.exceptions import NotFound
 
 from lmi_handlers.apis.routes import HTML
-from lmi_handlers.web.pages import PageFile, page_headers, wants_page
+from lmi_handlers.web.page_files import PageFile, page_headers, wants_page
 
 PATH = "/docs"
 _PACKAGE = "flask_swagger_ui"

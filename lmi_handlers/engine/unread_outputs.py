@@ -17,7 +17,7 @@ _NOTHING = SequenceOutput(0, -1, TokenOutput(request_id="", token_ids=[]), 0.0)
 """An output of no sequence."""
 
 
-class Arrivals:
+class UnreadOutputs:
     """A queue of one request's outputs, with an error as its last item. One thread reads, the client's threads write.
 
     If the reader falls behind (because its client reads no bytes), later outputs are joined. They then take little more

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import EngineNotReady, LMIError, ModelNotFound, NoRoomYet, QueueFull
+from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.models.client import ask
+from lmi_handlers.models.held_model import HeldModel, ModelApp, hold_model
 from lmi_handlers.models.messages import Command, Wake
-from lmi_handlers.models.on_shelf import ModelApp, OnShelf, put_on_shelf
 from lmi_handlers.models.registry import (
     RUNNING,
     Models,
@@ -37,7 +37,7 @@ _CONNECTING = 10.0
 logger = logging.getLogger(__name__)
 
 
-class Shelf:
+class ModelApps:
     """Follows the models that the manager has, and keeps an application for each that runs.
 
     `make` makes the application of a model with this runtime directory, and connects it to its engines. A request for a
@@ -61,8 +61,8 @@ class Shelf:
         self._default_model = default_model
         self._models: Models | None = None
         self._seen: tuple[int, int] | None = None
-        self._held: dict[str, OnShelf] = {}
-        self._retired: list[OnShelf] = []
+        self._held: dict[str, HeldModel] = {}
+        self._retired: list[HeldModel] = []
         self._failures: dict[int, str] = {}
         self._lock = threading.RLock()
         self._awaited: dict[str, threading.Event] = {}
@@ -86,7 +86,7 @@ class Shelf:
         return self._models
 
     @property
-    def held(self) -> list[OnShelf]:
+    def held(self) -> list[HeldModel]:
         """The models that run."""
         return list(self._held.values())
 
@@ -111,7 +111,7 @@ class Shelf:
 
     # Requests
 
-    def find(self, name: str) -> OnShelf:
+    def find(self, name: str) -> HeldModel:
         """Return a model for a request. Raises `ModelNotFound`, and `EngineNotReady` if it has no engine."""
         entry = self._entry(name)
         held = self._held.get(name)
@@ -119,7 +119,7 @@ class Shelf:
             raise EngineNotReady(f"model {name} is not ready: {self.state_of(entry)[1]}")
         return held
 
-    def find_awake(self, name: str, connected: Callable[[], bool]) -> OnShelf:
+    def find_awake(self, name: str, connected: Callable[[], bool]) -> HeldModel:
         """Return a model for a request. If it sleeps, wake it and wait for it.
 
         Raises `ModelNotFound`, `EngineNotReady`, `QueueFull`, and `InsufficientMemory` if there is no room to wake it,
@@ -158,7 +158,7 @@ class Shelf:
         ask(self.runtime_dir, command)
         self._refresh()
 
-    def _awake(self, name: str, connected: Callable[[], bool]) -> OnShelf:
+    def _awake(self, name: str, connected: Callable[[], bool]) -> HeldModel:
         deadline = time.monotonic() + self.predict_timeout
         refusal: str | None = None
         while time.monotonic() < deadline and connected():
@@ -261,7 +261,7 @@ class Shelf:
             return
         try:
             app = self._make(entry, runtime_dir)
-            held = put_on_shelf(entry, runtime_dir, app)
+            held = hold_model(entry, runtime_dir, app)
         except (LMIError, OSError) as error:
             logger.exception("a model cannot be served by this worker", extra={"model": entry.name})
             self._failures[entry.number] = str(error)

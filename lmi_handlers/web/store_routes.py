@@ -18,25 +18,26 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady, LMIError, PayloadTooLarge, QueueFull, UnsupportedMediaType
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.access_log import log_request
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.dispatcher import REFUSAL, Refusal
-from lmi_handlers.web.exchange import ArrivingBodies, request_id
+from lmi_handlers.web.exchange import request_id
 from lmi_handlers.web.front_end_errors import FrontEndErrors
 from lmi_handlers.web.routes import flask_rule
 
 _UNKNOWN = "is not a route of this address: LMI_MANAGEMENT_ADDRESS is where models are loaded and unloaded"
 
 
-def front_app(
-    shelf: Shelf, access: AccessControl, apis: Iterable[Api], bodies: ArrivingBodies, max_request_size: int
+def store_front_app(
+    apps: ModelApps, access: AccessControl, apis: Iterable[Api], bodies: ArrivingBodies, max_request_size: int
 ) -> Flask:
     """Return the application, without routes. It answers requests that the dispatcher refuses, in their API's format."""
-    app = Flask("lmi_handlers.web.front", static_folder=None)
+    app = Flask("lmi_handlers.web.store_routes", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_request_size + 1
     app.extensions["lmi_bodies"] = bodies
-    app.extensions["lmi_model"] = shelf
+    app.extensions["lmi_model"] = apps
     errors = FrontEndErrors(apis, {})
     access.install(app)
 
@@ -47,16 +48,16 @@ def front_app(
             return None
         response = _with_retry(errors.refusal(refusal.error), refusal.error)
         response.headers["x-request-id"] = request_id()
-        _note(refusal, response, shelf)
+        _note(refusal, response, apps)
         return response
 
     app.register_error_handler(HTTPException, errors.answer)
     return app
 
 
-def _note(refusal: Refusal, response: Response, shelf: Shelf) -> None:
+def _note(refusal: Refusal, response: Response, apps: ModelApps) -> None:
     """Log and count a request that has reached no model."""
-    for held in shelf.held:
+    for held in apps.held:
         if held.entry.name == refusal.model:
             held.app.model.metrics.responded(response.status_code)
     usage = Usage(started=refusal.arrived)
@@ -68,33 +69,33 @@ def _note(refusal: Refusal, response: Response, shelf: Shelf) -> None:
         usage=usage,
         error=refusal.error,
     )
-    if shelf.recent is not None and request.path not in DOCUMENT_PATHS:  # the console itself asks for them
-        shelf.recent.add(fields, usage)
+    if apps.recent is not None and request.path not in DOCUMENT_PATHS:  # the console itself asks for them
+        apps.recent.add(fields, usage)
 
 
-def add_front_routes(
+def add_store_routes(
     app: Flask,
     routes: Iterable[Route],
-    shelf: Shelf,
+    apps: ModelApps,
     properties: ServingProperties,
     is_allowed: Callable[[], bool] = lambda: True,
 ) -> None:
     """Add routes about all models. Those that are not allowed for the current request do not exist for it."""
     budget = Budget.of(properties)
     for route in routes:
-        view = _view(route.endpoint, shelf, budget, is_allowed)
+        view = _view(route.endpoint, apps, budget, is_allowed)
         app.add_url_rule(flask_rule(route), f"{route.method} {route.path}", view, methods=[route.method])
 
 
-def _view(endpoint: Any, shelf: Shelf, budget: Budget, is_allowed: Callable[[], bool]) -> Callable[..., Response]:
+def _view(endpoint: Any, apps: ModelApps, budget: Budget, is_allowed: Callable[[], bool]) -> Callable[..., Response]:
     def status() -> Response:
-        return _response(endpoint.reply(shelf))
+        return _response(endpoint.reply(apps))
 
     def action(**path: str) -> Response:
         if not is_allowed():
             raise NotFound(f"{request.path[:200]} {_UNKNOWN}")
         try:
-            return _response(endpoint.act(shelf, path, request.args.to_dict() | _fields(budget)))
+            return _response(endpoint.act(apps, path, request.args.to_dict() | _fields(budget)))
         except LMIError as error:
             return _with_retry(_response(ManagementDialect().error(error)), error)
 

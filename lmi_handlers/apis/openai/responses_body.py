@@ -17,7 +17,7 @@ from lmi_handlers.apis.openai.body import (
     ResponseFormat,
 )
 from lmi_handlers.apis.openai.messages import Message
-from lmi_handlers.apis.openai.response_items import (
+from lmi_handlers.apis.openai.responses_items import (
     ITEMS,
     InputMessage,
     Item,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from formatters.base import Response
-from formatters.openai.responses import ChatCompletionLogprob
+from formatters.openai.schemas import ChatCompletionLogprob
 from lmi_handlers.core.json_types import Count, one_of
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from formatters.base import Response
-from formatters.openai.responses import ChatCompletionChoice, Usage
+from formatters.openai.schemas import ChatCompletionChoice, Usage
 from lmi_handlers.core.json_types import Count
 
 

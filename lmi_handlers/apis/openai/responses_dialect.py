@@ -10,11 +10,11 @@ from functools import partial
 import msgspec
 
 from formatters.openai.chat import ChatOptions
-from formatters.openai.response_formatters import ResponseJsonFormatter, ResponseSseFormatter
-from formatters.openai.response_objects import ResponseObject, ResponseReasoning
+from formatters.openai.responses import ResponseJsonFormatter, ResponseSseFormatter
+from formatters.openai.responses_schemas import ResponseObject, ResponseReasoning
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect, check_length, decode_body
-from lmi_handlers.apis.openai.response_body import (
+from lmi_handlers.apis.openai.responses_body import (
     FunctionTool,
     PlainText,
     ReasoningOptions,

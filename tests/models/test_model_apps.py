@@ -12,16 +12,16 @@ import pytest
 
 from lmi_handlers.core.errors import EngineNotReady, NoRoomYet
 from lmi_handlers.models.command_socket import accept_one
+from lmi_handlers.models.held_model import ModelApp
 from lmi_handlers.models.messages import Command
-from lmi_handlers.models.on_shelf import ModelApp
+from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.models.registry import ModelState, RegisteredModel, manager_socket, write_models
-from lmi_handlers.models.shelf import Shelf
 
 
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
     """A folder with a path that is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="shelf-") as folder:
+    with tempfile.TemporaryDirectory(prefix="apps-") as folder:
         yield Path(folder)
 
 
@@ -42,7 +42,7 @@ def test_a_model_that_got_room_and_does_not_wake_up_is_not_short_of_room(runtime
         listener.bind(str(manager_socket(runtime_dir)))
         listener.listen()
         threading.Thread(target=accept_one, args=(listener, refuse), daemon=True).start()
-        shelf = Shelf(runtime_dir, make, patience=300, most_waiting=1)
+        apps = ModelApps(runtime_dir, make, patience=300, most_waiting=1)
         connected = iter((True, True, False))  # it is refused, then it waits, then its client leaves
         with pytest.raises(EngineNotReady, match="model a did not wake up within 300 s"):
-            shelf.find_awake("a", lambda: next(connected))
+            apps.find_awake("a", lambda: next(connected))

@@ -1,7 +1,8 @@
-"""Runs long work outside the event loop, which serves all clients of a web worker and must not block for one."""
+"""Long work in a web worker, which serves all its clients on one event loop and must not block for one of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -24,3 +25,8 @@ class RunBeside(Protocol):
 def at_once(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call the function directly. For short work, or if each request has its own thread."""
     return function(*args, **kwargs)
+
+
+def give_way() -> None:
+    """Let every other request of this worker that is ready run. Call it after about each millisecond of work."""
+    time.sleep(0)  # gevent's version once gunicorn has patched it; with threads, it releases the GIL

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmi_handlers.core.beside import RunBeside
+from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.models.registry import RegisteredModel, users_file
 from lmi_handlers.serving.served import Served
 
@@ -31,7 +31,7 @@ class ModelApp(Protocol):
         """Run long work with `run_beside`."""
 
 
-class OnShelf:
+class HeldModel:
     """A model's application and its requests in flight. The manager ends no engine that may still get some."""
 
     def __init__(self, entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> None:
@@ -82,10 +82,10 @@ def uses_model(environ: Mapping[str, Any]) -> bool:
     return environ["REQUEST_METHOD"] not in _READING
 
 
-def put_on_shelf(entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> OnShelf:
+def hold_model(entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> HeldModel:
     """Return a model that this worker serves from now on. Raises `OSError` if its directory has gone."""
     try:
-        return OnShelf(entry, runtime_dir, app)
+        return HeldModel(entry, runtime_dir, app)
     except OSError:
         app.model.close()
         raise

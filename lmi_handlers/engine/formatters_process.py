@@ -31,7 +31,7 @@ _ERROR = "lmi: error: "
 logger = logging.getLogger(__name__)
 
 
-class Companion:
+class FormattersProcess:
     """Starts the process, and starts it again whenever it ends: with back-off if it could not load the files.
 
     `give_up` is called if the first one could not. The process logs the reason unless it crashes.
@@ -43,7 +43,7 @@ class Companion:
         self._stopping = threading.Event()
         self.serving = False
         """Whether the process has loaded the files, and its socket is there."""
-        self._thread = threading.Thread(target=self._run, name="companion", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="formatters", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

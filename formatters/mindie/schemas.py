@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from formatters.base import Response
-from formatters.tgi.responses import Token
+from formatters.tgi.schemas import Token
 from lmi_handlers.core.json_types import Count
 from lmi_handlers.core.outputs import FinishReason
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from backends.limited_process import NICENESS
 from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -34,7 +30,7 @@ class Prepared(Generic[Compiled, Images]):
     images: Images | None
 
 
-class Preparing(Generic[Compiled, Images]):
+class WaitingSequences(Generic[Compiled, Images]):
     """The waiting sequences by request id, in order of arrival. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -93,12 +89,6 @@ class Preparing(Generic[Compiled, Images]):
 
 def _result(future: Future[Result] | None) -> Result | None:
     return None if future is None else future.result()
-
-
-def lower_priority() -> None:
-    """Lower the priority of this thread, so that the engine loop gets the CPU first."""
-    if sys.platform == "linux":  # the only platform with a priority per thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def refusal(request_id: str, error: RequestError) -> TokenOutput:

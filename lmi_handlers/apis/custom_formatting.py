@@ -22,7 +22,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import Calls, FormatterClient
 from lmi_handlers.custom_code.formatting.messages import FormatInput, ScriptFormatters
 from lmi_handlers.custom_code.messages import Invoke
-from lmi_handlers.serving.formatted import RecordFormatter, TokenFormatter, TokenOptions
+from lmi_handlers.serving.custom_formatters import RecordFormatter, TokenFormatter, TokenOptions
 from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
 
 PATIENCE = 1.0
