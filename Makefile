@@ -23,9 +23,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # The extras without engines, and tests of what they and the server's own requirements are used for.
 LIGHT := images,aws,otel,testing,swagger-ui,bench
-LOWEST_TESTS := $(addprefix tests/,bench/ config/test_file.py console/test_console_routes.py deploy/test_deploy_plan.py \
-	media/test_image_loader.py model_files/test_s3.py swagger_ui/test_docs_routes.py telemetry/test_telemetry_settings.py \
-	telemetry/test_traces.py web/test_http.py)
+LOWEST_TESTS := $(addprefix tests/,config/test_file.py laptop/console/test_console_routes.py \
+	laptop/swagger_ui/test_docs_routes.py media/test_image_loader.py model_files/test_s3.py \
+	telemetry/test_telemetry_settings.py telemetry/test_traces.py tools/bench/ tools/deploy/test_deploy_plan.py web/test_http.py)
 
 .PHONY: serve test test-long test-lowest check structure format bench docs vllm-cpu sbom clean
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmi_command import lmi
+from paths import DATA
 
 from lmi_handlers.tools.client.calls import AwsCall, as_printed, mistakes
 
-DATA = Path(__file__).parent.parent / "data" / "deploy"
+PLANS = DATA / "deploy"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handlers:1"
 ROLE = "arn:aws:iam::123456789012:role/sagemaker"
 REQUIRED = ("--name", "my-model", "--image", IMAGE, "--role", ROLE)
@@ -77,7 +78,9 @@ def test_the_model_directory_is_uploaded_and_what_is_secret_is_not_printed(tmp_p
     result = lmi("deploy", *REQUIRED, *options, "--dry-run")
     assert result.exit_code == 0, result.output
     assert "secret" not in result.output
-    assert json.loads(result.stdout.replace(str(model), "MODEL")) == json.loads((DATA / "everything.json").read_bytes())
+    assert json.loads(result.stdout.replace(str(model), "MODEL")) == json.loads(
+        (PLANS / "everything.json").read_bytes()
+    )
     assert "you need these permissions: application-autoscaling:DeregisterScalableTarget, " in result.stderr
     assert "iam:PassRole" in result.stderr
     assert "the role needs these permissions: cloudwatch:PutMetricData, ec2:CreateNetworkInterface" in result.stderr
@@ -137,7 +140,7 @@ def test_a_component_with_adapters_that_scales_by_the_servers_own_queue() -> Non
             "ml.g6e.12xlarge",
         ),
     )
-    assert result == json.loads((DATA / "component.json").read_bytes())
+    assert result == json.loads((PLANS / "component.json").read_bytes())
 
 
 def test_an_update_changes_the_endpoint_and_names_new_models() -> None:
