@@ -9,6 +9,7 @@ import importlib.util
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from http_load import invocation, post, run_load
 from machine import fastest_dtype
 from model_prompts import Prompt, default_gguf, default_model, make_prompts
+from random_gguf import SHAPES, TYPES, write_random_gguf
 from report import Target, number, print_table
 from servers import Server, llama_cpp_server, lmi_server, responder, vllm_server
 
@@ -57,11 +59,28 @@ class Peer:
 
 
 def bench_engines(directory: Path) -> None:
-    """Print tokens per second at each concurrency. A peer that is missing or fails is reported, and the others run."""
-    ours = {name: _measure(_ours(directory / name, **settings)) for name, settings in OURS.items()}
+    """Print tokens per second of the default model at each concurrency."""
+    ours = OURS | {"ours, rolling_batch=scheduler": {"rolling_batch": "scheduler"}}
+    _compare(directory, "SmolLM2-135M", ours, _default_peers())
+
+
+def bench_larger_models(directory: Path) -> None:
+    """Print the same for models with random weights in larger shapes, made for it and deleted afterwards."""
+    for shape in SHAPES:
+        for bits in TYPES:
+            with tempfile.TemporaryDirectory(dir=directory) as made:
+                gguf_file = Path(made) / "model.gguf"
+                write_random_gguf(shape, bits, gguf_file, default_gguf())
+                ours = {name: settings | {"gguf_file": gguf_file} for name, settings in OURS.items()}
+                _compare(Path(made), f"{shape.name}'s shape, {bits}", ours, _gguf_peers(gguf_file))
+
+
+def _compare(directory: Path, model: str, settings: dict[str, Settings], competitors: tuple[Peer, ...]) -> None:
+    """Print a table. A peer that is missing or fails is reported, and the others run."""
+    ours = {name: _measure(_ours(directory / name, **arguments)) for name, arguments in settings.items()}
     peers: dict[str, Speeds] = {}
     failures: list[str] = []
-    for peer in PEERS:
+    for peer in competitors:
         if importlib.util.find_spec(peer.package) is None:
             failures.append(f"{peer.name}: the package {peer.package} is not installed.")
             continue
@@ -77,7 +96,7 @@ def bench_engines(directory: Path) -> None:
         if GENERATE in peers:
             rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in CONCURRENCY)])
     print_table(
-        f"Engines: SmolLM2-135M, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, tokens/s by number of streams",
+        f"Engines: {model}, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, tokens/s by number of streams",
         ["", *map(str, CONCURRENCY)],
         rows,
         *failures,
@@ -126,16 +145,25 @@ def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
 OURS: dict[str, Settings] = {
     "ours": {},
     "ours, streamed": {"stream": True},
-    "ours, exact": {"dtype": "fp32"},
-    "ours, rolling_batch=scheduler": {"rolling_batch": "scheduler"},
+    "ours, integers": {"dtype": "int8"},
 }
 
 
 @contextmanager
 def _ours(
-    directory: Path, rolling_batch: str = "auto", dtype: str = "auto", *, stream: bool = False
+    directory: Path,
+    rolling_batch: str = "auto",
+    dtype: str = "auto",
+    gguf_file: Path | None = None,
+    *,
+    stream: bool = False,
 ) -> Iterator[Running]:
-    with lmi_server(directory, {"option.rolling_batch": rolling_batch, "option.dtype": dtype}) as server:
+    properties: dict[str, object] = {"option.rolling_batch": rolling_batch, "option.dtype": dtype}
+    environ = {}
+    if gguf_file is not None:
+        properties["option.model_id"] = gguf_file
+        environ["LMI_CACHE_DIR"] = str(gguf_file.parent / "cache")  # what is made of it is deleted with it
+    with lmi_server(directory, properties, environ) as server:
 
         def generate(prompts: list[Prompt], new_tokens: int) -> float:
             requests = [
@@ -171,14 +199,14 @@ def _transformers(directory: Path, method: str) -> AbstractContextManager[Runnin
     return _in_process(directory / method, "peer_transformers.py", str(default_model()), method)
 
 
-def _openvino(directory: Path, precision: str) -> AbstractContextManager[Running]:
-    return _in_process(directory / precision, "peer_openvino.py", str(default_gguf()), precision)
+def _openvino(directory: Path, gguf_file: Path, precision: str) -> AbstractContextManager[Running]:
+    return _in_process(directory / precision, "peer_openvino.py", str(gguf_file), precision)
 
 
 @contextmanager
-def _llama_cpp(directory: Path) -> Iterator[Running]:
+def _llama_cpp(directory: Path, gguf_file: Path) -> Iterator[Running]:
     slot_tokens = PROMPT_TOKENS + NEW_TOKENS + 32
-    with llama_cpp_server(directory, default_gguf(), max(CONCURRENCY), slot_tokens) as server:
+    with llama_cpp_server(directory, gguf_file, max(CONCURRENCY), slot_tokens) as server:
         yield Running("HTTP", _openai(server, {}))
 
 
@@ -205,14 +233,23 @@ def _openai(server: Server, fields: dict[str, object]) -> Generate:
     return generate
 
 
-PEERS = (
-    Peer(GENERATE, "transformers", lambda directory: _transformers(directory, "generate")),
-    Peer("model.generate_batch", "transformers", lambda directory: _transformers(directory, "generate_batch")),
-    Peer("ContinuousBatchingPipeline", "openvino_genai", lambda directory: _openvino(directory, "defaults")),
-    Peer("ContinuousBatchingPipeline, exact", "openvino_genai", lambda directory: _openvino(directory, "exact")),
-    Peer("llama.cpp's server", "xllamacpp", _llama_cpp),
-    Peer("vllm serve", "vllm", _vllm),
-)
+def _gguf_peers(gguf_file: Path) -> tuple[Peer, ...]:
+    package = "openvino_genai"
+    pipeline = "ContinuousBatchingPipeline"
+    return (
+        Peer(pipeline, package, lambda directory: _openvino(directory, gguf_file, "defaults")),
+        Peer(f"{pipeline}, exact", package, lambda directory: _openvino(directory, gguf_file, "exact")),
+        Peer("llama.cpp's server", "xllamacpp", lambda directory: _llama_cpp(directory, gguf_file)),
+    )
+
+
+def _default_peers() -> tuple[Peer, ...]:
+    return (
+        Peer(GENERATE, "transformers", lambda directory: _transformers(directory, "generate")),
+        Peer("model.generate_batch", "transformers", lambda directory: _transformers(directory, "generate_batch")),
+        *_gguf_peers(default_gguf()),
+        Peer("vllm serve", "vllm", _vllm),
+    )
 
 
 def _check(tokens: int, expected: int) -> None:

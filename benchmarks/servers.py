@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 _PHASE = re.compile(rb'"phase": "(.*?)"')  # as our `/ping` has it
@@ -159,15 +160,19 @@ class Server:
 
 
 @contextmanager
-def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
+def lmi_server(
+    directory: Path, properties: dict[str, object], environ: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
     """Run `lmi serve` with one web worker and these serving.properties."""
-    with loading_lmi_server(directory, properties) as server:
+    with loading_lmi_server(directory, properties, environ) as server:
         server.wait()
         yield server
 
 
 @contextmanager
-def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
+def loading_lmi_server(
+    directory: Path, properties: dict[str, object], environ: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
     """Start `lmi serve` like `lmi_server`, but do not wait until it is ready."""
     directory.mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in properties.items()]
@@ -175,7 +180,7 @@ def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterat
     port = free_port()
     command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(directory)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with running(command, directory / "server.log", {}) as process:
+    with running(command, directory / "server.log", environ) as process:
         yield Server(process, port, directory / "server.log")
 
 
@@ -284,7 +289,7 @@ def responder(directory: Path, script: str, *arguments: str) -> Iterator[Respond
 
 @contextmanager
 def running(
-    command: list[str], log: Path, environ: dict[str, str], *, pipes: bool = False
+    command: list[str], log: Path, environ: Mapping[str, str], *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the block ends, even if it ends with an exception."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
@@ -296,7 +301,7 @@ def running(
             stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipes else stderr,
             stderr=stderr,
-            env=clean | environ,
+            env=clean | dict(environ),
         )
         try:
             yield process
