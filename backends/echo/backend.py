@@ -27,6 +27,7 @@ memory (`out_of_memory_in_load`) or exit the process (`exit_in_load`).
 from __future__ import annotations
 
 import ctypes
+import heapq
 import math
 import os
 import re
@@ -107,6 +108,7 @@ class EchoBackend(Backend):
         self._faults = faults
         self._sleep_seconds = sleep_seconds
         self._sequences: dict[str, _Sequence] = {}
+        self._waiting: list[tuple[float, str]] = []  # if paced: a heap of when each has its next token, and its id
         self._mute = False
 
     @classmethod
@@ -151,7 +153,8 @@ class EchoBackend(Backend):
         thinking = None
         if self._thinking is not None and budget is not None:
             thinking = ThinkingCap(self._thinking, budget, prompt)
-        self._sequences[request.request_id] = _Sequence(request, max_tokens, fault, thinking)
+        self._sequences[request.request_id] = sequence = _Sequence(request, max_tokens, fault, thinking)
+        self._await_turn(sequence)
 
     def abort(self, request_id: str) -> None:
         sequence = self._sequences.pop(request_id, None)
@@ -164,18 +167,38 @@ class EchoBackend(Backend):
         if self._mute:
             time.sleep(_PAUSE)
             return []
-        now = time.monotonic()
-        outputs = [output for sequence in list(self._sequences.values()) if (output := self._advance(sequence, now))]
-        for output in outputs:
+        outputs: list[TokenOutput] = []
+        for sequence in self._due():
+            output = self._advance(sequence)
+            if output is None:
+                continue
+            outputs.append(output)
             if output.finish_reason is not None:
                 del self._sequences[output.request_id]
+            else:
+                self._await_turn(sequence)
         if not outputs:
             time.sleep(_PAUSE)
         return outputs
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        if now - sequence.started < sequence.produced / self._tokens_per_second:
-            return None
+    def _await_turn(self, sequence: _Sequence) -> None:
+        if self._tokens_per_second < math.inf:
+            due = sequence.started + sequence.produced / self._tokens_per_second
+            heapq.heappush(self._waiting, (due, sequence.request.request_id))
+
+    def _due(self) -> list[_Sequence]:
+        """Return the sequences whose turn it is. Costs nothing for the others, so that the server is what is measured."""
+        if self._tokens_per_second == math.inf:
+            return list(self._sequences.values())
+        due: list[_Sequence] = []
+        now = time.monotonic()
+        while self._waiting and self._waiting[0][0] <= now:
+            _, request_id = heapq.heappop(self._waiting)
+            if request_id in self._sequences:  # otherwise it was aborted
+                due.append(self._sequences[request_id])
+        return due
+
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
         request = sequence.request
         if sequence.fault is not None and sequence.produced + 1 >= sequence.fault[1]:
             fault = sequence.fault[0]

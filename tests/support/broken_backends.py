@@ -77,8 +77,8 @@ class SeedOfTheBatch(Broken):
     found_by = "test_seed_reproduces_a_sample_in_any_batch"
     message = "other sequences in the batch must not change a seeded sample"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         if output is not None and sequence.request.sampling_params.seed is not None and len(self._sequences) > 1:
             return msgspec.structs.replace(output, token_ids=[output.token_ids[0] + 1])
         return output
@@ -98,10 +98,10 @@ class NeverEnds(Broken):
     found_by = "test_max_tokens"
     message = "no output for 0.2 s, although sequences are running"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
         if (sequence.request.sampling_params.max_tokens, sequence.produced) == (7, 6):
             return None
-        return super()._advance(sequence, now)
+        return super()._advance(sequence)
 
 
 class NoModelLength(Broken):
@@ -128,8 +128,8 @@ class WrongFinishReason(Broken):
     found_by = "test_stop_token_ids"
     message = "the last output must have finish_reason STOP_SEQUENCE, not "
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         if output is not None and output.finish_reason is FinishReason.STOP_SEQUENCE:
             return msgspec.structs.replace(output, finish_reason=FinishReason.LENGTH)
         return output
@@ -139,8 +139,8 @@ class EndOfSequenceLeftOut(Broken):
     found_by = "test_end_of_sequence"
     message = "token_ids must include the end-of-sequence id, once"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         if output is not None and output.finish_reason is FinishReason.EOS_TOKEN:
             return msgspec.structs.replace(output, token_ids=[])
         return output
@@ -150,11 +150,11 @@ class EndNotIgnored(Broken):
     found_by = "test_ignore_eos"
     message = "ignore_eos must let the sequence go on to max_tokens"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
         params = sequence.request.sampling_params
         if params.logit_bias and sequence.produced >= params.min_tokens:
             return self._end(sequence)
-        return super()._advance(sequence, now)
+        return super()._advance(sequence)
 
     def _end(self, sequence: _Sequence) -> TokenOutput:
         end_id = self._eos_token_id or 0
@@ -166,11 +166,11 @@ class MinTokensIgnored(EndNotIgnored):
     found_by = "test_min_tokens"
     message = "the answer must have from min_tokens to max_tokens tokens"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
         params = sequence.request.sampling_params
         if params.logit_bias and not params.ignore_eos:
             return self._end(sequence)
-        return EchoBackend._advance(self, sequence, now)
+        return EchoBackend._advance(self, sequence)
 
 
 class EndOfThoughtLeftOut(Broken):
@@ -196,8 +196,8 @@ class LogprobsForNothing(Broken):
     found_by = "test_no_logprobs_unless_requested"
     message = "the request has no logprobs"
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         return None if output is None else msgspec.structs.replace(output, logprobs=[-0.5])
 
 
@@ -291,8 +291,8 @@ class CachedTokensWithEachOutput(Broken):
     message = "only the first output of a sequence may have num_cached_tokens"
     also = None
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         return None if output is None else msgspec.structs.replace(output, num_cached_tokens=0)
 
 
@@ -301,8 +301,8 @@ class WholePromptCached(Broken):
     message = "the last one is always computed"
     also = None
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output, prompt = super()._advance(sequence, now), sequence.request.prompt.token_ids
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output, prompt = super()._advance(sequence), sequence.request.prompt.token_ids
         return output and msgspec.structs.replace(output, num_cached_tokens=len(prompt))
 
 

@@ -45,7 +45,7 @@ class CachingBackend(EchoBackend):
         self._cached[request.request_id] = cached
         self._counters += EngineCounters(prefix_cache_queries=len(prompt), prefix_cache_hits=cached)
 
-    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
-        output = super()._advance(sequence, now)
+    def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        output = super()._advance(sequence)
         cached = None if output is None else self._cached.pop(output.request_id, None)
         return output if output is None else msgspec.structs.replace(output, num_cached_tokens=cached)
