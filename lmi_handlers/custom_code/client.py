@@ -16,7 +16,6 @@ import msgspec
 
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
-    DeadlineExceeded,
     EngineDead,
     EngineNotReady,
     InvalidRequest,
@@ -44,10 +43,8 @@ from lmi_handlers.workers.link import Link, connect
 
 logger = logging.getLogger(__name__)
 
-_LOOK_INTERVAL = 0.1
 _READ_SIZE = 1 << 16
 _GONE = "the process that starts the model's code has ended and is being restarted"
-_SHORTEST = 0.001
 
 _decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
@@ -56,13 +53,11 @@ class Invocation:
     """The answer to one request. `head` has status and headers; iterating yields the content as it arrives.
 
     The iterator raises the error with which the request ends: that of the code, `DeadlineExceeded` or
-    `ClientDisconnected`. Closing it tells the pool that nobody waits any more. `failure` is the error that has ended
-    the request.
+    `ClientDisconnected`. Closing it tells the pool that nobody waits any more.
     """
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline
-        self.failure: LMIError | None = None
         self._socket = sock
         self._buffer = bytearray()
         self._ended_by: LMIError | None = None
@@ -74,14 +69,10 @@ class Invocation:
             message = frame(invoke)
         except MessageTooLong as error:
             raise InvalidRequest(f"the request is too long: {error}") from error
-        self._socket.settimeout(max(_SHORTEST, self.deadline.left))
         try:
             self._socket.sendall(message)
-        except TimeoutError as error:
-            raise DeadlineExceeded from error
         except OSError as error:
-            raise EngineDead(f"{_GONE}; it was reading this request") from error
-        self._socket.settimeout(_LOOK_INTERVAL)
+            raise (self._ended_by or EngineDead(f"{_GONE}; it was reading this request")) from error
         head = self._receive()
         if not isinstance(head, Head):
             raise self._end_of(head)
@@ -102,31 +93,27 @@ class Invocation:
         self.on_close(self)
         self._socket.close()
 
-    def end(self, error: LMIError) -> None:
-        """Make the reader raise `error` soon. Any thread may call it."""
-        self._ended_by = error
+    def put(self, error: LMIError, /) -> None:
+        """Make the reader raise `error` after what has arrived. Any thread may call it."""
+        self._ended_by = self._ended_by or error
+        with contextlib.suppress(OSError):  # it may have been closed meanwhile
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def watch(self, now: float) -> None:
+        if (error := self.deadline.reached(now)) is not None:
+            self.put(error)
 
     def _receive(self) -> ToWorker:
         """Return the next message. Raises the error that ends the request if there is none."""
-        while True:
-            if (message := self._next()) is not None:
-                return message
-            if self._ended_by is not None:
-                raise self._ended_by
-            if self.deadline.left <= 0:
-                raise DeadlineExceeded
+        while (message := self._next()) is None:
             try:
                 data = self._socket.recv(_READ_SIZE)
-            except TimeoutError:
-                data = None
             except OSError:
                 data = b""
-            if data is None:
-                self.deadline.check(time.monotonic())
-                continue
             if not data:
-                raise EngineDead(f"{_GONE}; it worked on this request")
+                raise self._ended_by or EngineDead(f"{_GONE}; it worked on this request")
             self._buffer += data
+        return message
 
     def _next(self) -> ToWorker | None:
         """Return the first message in the buffer if it is complete."""
@@ -153,14 +140,14 @@ class CodeClient:
         self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path), title=POOL), stall_timeout)
         self._socket_path = socket_path
         self._in_flight: set[Invocation] = set()
-        self._link = Link(socket_path, self._watch, name="pool-watch")
+        self._link = Link(socket_path, self._watch, name="pool-watch", in_flight=self._in_flight)
 
     def start(self) -> None:
-        """Start the thread that follows the pool's state."""
+        """Start the threads that follow the pool's state and watch over the requests."""
         self._link.start()
 
     def close(self) -> None:
-        """Disconnect from the pool, and end the thread."""
+        """Disconnect from the pool, and end the threads."""
         self._link.close()
 
     def invoke(self, invoke: Invoke | ChangeAdapter, deadline: Deadline) -> Invocation:
@@ -185,8 +172,7 @@ class CodeClient:
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        for invocation in list(self._in_flight):
-            invocation.end(EngineNotReady(NOT_FINISHED, code="shutting_down"))
+        self._link.fail_all(EngineNotReady(NOT_FINISHED, code="shutting_down"))
 
     def _watch(self, sock: socket.socket) -> bool:
         """Follow the pool's state until the connection ends."""

@@ -11,7 +11,6 @@ import logging
 import math
 import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,8 +52,6 @@ from lmi_handlers.engine.unread_outputs import UnreadOutputs
 from lmi_handlers.workers.link import Link
 
 logger = logging.getLogger(__name__)
-
-_WATCH_INTERVAL = 0.1
 
 
 class InFlightRequest:
@@ -194,15 +191,14 @@ class EngineClient:
         self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
         self.status = EngineStatus(self._heartbeat, stall_timeout)
         self._sender: EngineSender | None = None
-        self._link = Link(socket_path, self._serve, name="engine-reader")
         self._generations: dict[int, InFlightRequest] = {}
+        self._link = Link(socket_path, self._serve, name="engine-reader", in_flight=self._generations.values())
         self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
         self._link.start()
-        threading.Thread(target=self._watch, name="request-watch", daemon=True).start()
 
     def close(self) -> None:
         """Disconnect, and end the threads. Requests in flight fail."""
@@ -339,15 +335,6 @@ class EngineClient:
             self._on_announcement(message)
 
     def _fail_all(self, error: LMIError) -> None:
-        for generation in list(self._generations.values()):
-            generation.put(error)
+        self._link.fail_all(error)
         for change in list(self._changes.values()):
             change.put(error)
-
-    def _watch(self) -> None:
-        """End requests whose client has disconnected or whose time is up, even if the engine sends nothing."""
-        while not self._link.closed.is_set():
-            time.sleep(_WATCH_INTERVAL)
-            now = time.monotonic()
-            for generation in list(self._generations.values()):
-                generation.watch(now)

@@ -11,7 +11,6 @@ import logging
 import queue
 import socket
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,6 @@ from lmi_handlers.workers.sender import Sender
 
 logger = logging.getLogger(__name__)
 
-_WATCH_INTERVAL = 0.1
 _PROCESS = "the process that runs the model's formatters"
 _ENDED = f"{_PROCESS} ended while it worked on this request"
 NOT_READY = "the model's formatters are being started"
@@ -100,12 +98,11 @@ class FormatterClient:
         self._calls: dict[int, Calls] = {}
         self._numbers = itertools.count(1)
         self._sender: Sender[FromWorker] | None = None
-        self._link = Link(socket_path, self._serve, name="formatters")
+        self._link = Link(socket_path, self._serve, name="formatters", in_flight=self._calls.values())
 
     def start(self) -> None:
         """Start the threads."""
         self._link.start()
-        threading.Thread(target=self._watch, name="formatters-watch", daemon=True).start()
 
     def close(self) -> None:
         """Disconnect, and end the threads. Requests in flight fail."""
@@ -140,11 +137,7 @@ class FormatterClient:
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._end_all(EngineNotReady(NOT_FINISHED, code="shutting_down"))
-
-    def _end_all(self, error: LMIError) -> None:
-        for calls in list(self._calls.values()):
-            calls.put(error)
+        self._link.fail_all(EngineNotReady(NOT_FINISHED, code="shutting_down"))
 
     def _serve(self, sock: socket.socket) -> bool:
         """Deliver the replies until the connection ends. Returns False if one cannot be read."""
@@ -164,16 +157,8 @@ class FormatterClient:
             self._sender = None
             sender.close()
             self._ready.clear()
-            self._end_all(RequestFailed(_ENDED))
+            self._link.fail_all(RequestFailed(_ENDED))
         return True
-
-    def _watch(self) -> None:
-        """End requests that wait for a formatter although their client has disconnected or their time is up."""
-        while not self._link.closed.is_set():
-            time.sleep(_WATCH_INTERVAL)
-            now = time.monotonic()
-            for calls in list(self._calls.values()):
-                calls.watch(now)
 
 
 def _error_of(message: Failed) -> RequestFailed:
