@@ -19,7 +19,7 @@ from lmi_handlers.model_files.cache_dir import model_cache
 from lmi_handlers.model_files.fetch import fetched
 from lmi_handlers.model_files.pickled import check_adapter_weights
 from lmi_handlers.model_files.s3_url import ARCHIVES, S3Url, check_s3_url, is_s3, parse_s3_url
-from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.model_files.secure_mode import SecureMode, check_fetched
 from lmi_handlers.model_files.unpacked import unpacked
 
 logger = logging.getLogger(__name__)
@@ -133,8 +133,7 @@ class AdapterSources:
                         folder = opening.enter_context(unpacked(folder, cache))
                 _check_folder(folder, self._properties, name=repr(source[:100]))
                 self._check_formatters(folder)
-                if (secure_mode := SecureMode.from_environ(os.environ)) is not None:
-                    secure_mode.check_model(folder)
+                check_fetched(folder)
             except ConfigError as error:
                 raise InvalidRequest(str(error), field="src") from error
             yield folder

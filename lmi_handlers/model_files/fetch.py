@@ -19,7 +19,7 @@ from lmi_handlers.model_files.model_cache import ModelCache, in_gb
 from lmi_handlers.model_files.names import check_names
 from lmi_handlers.model_files.needed import is_weights, needed
 from lmi_handlers.model_files.s3_url import S3Url, is_s3, parse_s3_url
-from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.model_files.secure_mode import check_fetched
 from lmi_handlers.model_files.unpacked import content_of, unpack_entry
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def fetched(
         with contextlib.closing(Bucket(parse_s3_url(text))) as bucket:
             selected = select(bucket)
             folder = stack.enter_context(cache.use(selected.key, fill, wait))
-        if (secure_mode := SecureMode.from_environ(os.environ)) is not None:
-            secure_mode.check_model(folder)
+        check_fetched(folder)
         yield _content(folder, selected)
 
 

@@ -146,6 +146,12 @@ class SecureMode(msgspec.Struct, frozen=True, kw_only=True):
                     raise ConfigError(f"{path} is forbidden in secure mode ({control})")
 
 
+def check_fetched(directory: Path) -> None:
+    """Check a model or an adapter that was downloaded or unpacked, if this is secure mode. Raises `ConfigError`."""
+    if (mode := SecureMode.from_environ(os.environ)) is not None:
+        mode.check_model(directory)
+
+
 def _is_pickle(path: Path) -> bool:
     return _PICKLE.fullmatch(path.name) is not None
 

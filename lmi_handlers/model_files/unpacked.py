@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from lmi_handlers.model_files.archive import unpack
 from lmi_handlers.model_files.cache_dir import archive_key
 from lmi_handlers.model_files.model_cache import ModelCache
-from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.model_files.secure_mode import check_fetched
 
 
 @contextlib.contextmanager
@@ -26,8 +25,7 @@ def unpacked(archive: Path, cache: ModelCache) -> Iterator[Path]:
         return unpack_entry(archive, partial, cache, key, name=str(archive), progress=_ignore)
 
     with cache.use(key, fill, _ignore) as folder:
-        if (secure_mode := SecureMode.from_environ(os.environ)) is not None:
-            secure_mode.check_model(folder)
+        check_fetched(folder)
         yield content_of(folder)
 
 

@@ -7,7 +7,6 @@ Source: https://opentelemetry.io/docs/specs/otel/metrics/data-model/
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -99,11 +98,10 @@ class OtlpMetrics:
             yield {**shared, **own}, metric.first + position * metric.width
 
 
-def otlp_sender(model_name: str) -> Callable[[Sequence[float]], None]:
+def otlp_sender(model_name: str, temporality: str) -> Callable[[Sequence[float]], None]:
     """Return a function that sends all metrics to the collector. The exporter logs its failures."""
     exporter = OTLPMetricExporter()
-    preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "").lower()
-    metrics = OtlpMetrics(model_name, delta=preference in ("delta", "lowmemory"))
+    metrics = OtlpMetrics(model_name, delta=temporality != "cumulative")
 
     def send(cells: Sequence[float]) -> None:
         if exporter.export(metrics.data(cells)) is MetricExportResult.SUCCESS:

@@ -67,7 +67,7 @@ def metrics_publishers(settings: TelemetrySettings, directory: Path, model_name:
     if settings.otlp_metrics:
         from lmi_handlers.telemetry.otlp_metrics import otlp_sender  # imports the SDK
 
-        publishers.append(Publisher(directory, otlp_sender(model_name), settings.otlp_period))
+        publishers.append(Publisher(directory, otlp_sender(model_name, settings.temporality), settings.otlp_period))
     return publishers
 
 

@@ -21,6 +21,7 @@ from lmi_handlers.core.install import install_command
 _PROTOCOL = "http/protobuf"
 _LIBRARY = "opentelemetry.exporter.otlp.proto.http"
 _EXPORTERS = ("otlp", "none")
+_TEMPORALITIES = ("cumulative", "delta", "lowmemory")
 _HTTP_URL = re.compile(r"https?://[^/\s]+(/\S*)?\Z", re.IGNORECASE)
 _NAMESPACE = re.compile(r"[A-Za-z0-9._\-/#]{1,255}")
 
@@ -34,6 +35,14 @@ def _namespace(text: str) -> str:
     if not _NAMESPACE.fullmatch(text) or text.startswith("AWS/"):
         raise InvalidValue("must be 1 to 255 letters, digits and . - _ / #, and not begin with AWS/")
     return text
+
+
+def _temporality(text: str) -> str:
+    """Return the name, which may be written in any case. Raises `InvalidValue`."""
+    name = text.strip().lower()
+    if name not in _TEMPORALITIES:
+        raise InvalidValue(f"must be one of {', '.join(_TEMPORALITIES)}")
+    return name
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +92,14 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     otlp_interval: Annotated[
         Period, Variable("OTEL_METRIC_EXPORT_INTERVAL", "Milliseconds between two exports of metrics.")
     ] = 60_000.0
+    temporality: Annotated[
+        str,
+        Variable(
+            "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+            "`cumulative`; or `delta` or `lowmemory`, which export what has grown since the last export.",
+            read=_temporality,
+        ),
+    ] = "cumulative"
     span_queue: Annotated[
         Count, Variable("OTEL_BSP_MAX_QUEUE_SIZE", "Maximum number of spans that wait to be sent.")
     ] = 2048

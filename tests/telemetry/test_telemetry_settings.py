@@ -67,6 +67,10 @@ def test_signals(environ: dict[str, str], metrics: bool, traces: bool) -> None:
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT has value 'grpc://******@c:4317': must be a",
         ),
         (ENDPOINT | {"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER has value"),
+        (
+            {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "Deltas"},
+            "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE has value 'Deltas': must be one of cumulative, delta, lowm",
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "OTEL_EXPORTER_OTLP_ENDPOINT has value 'http://': must be a URL"),
     ],
     ids=str,
