@@ -1,9 +1,8 @@
-"""Messages that wait to be sent to one web worker. Outputs of several steps are joined if the worker falls behind."""
+"""Joins the outputs of several steps for a web worker that falls behind."""
 
 from __future__ import annotations
 
 import itertools
-import queue
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -14,32 +13,21 @@ from lmi_handlers.engine.messages import EngineMessage, Outputs, SequenceOutput
 T = TypeVar("T")
 
 
-class Outbox:
-    """A queue of messages. Any thread writes, one thread reads.
+def join_runs(messages: list[EngineMessage]) -> list[EngineMessage]:
+    """Return the messages in order, with each run of `Outputs` joined into one.
 
     A worker that keeps up gets one message per step. For a worker that falls behind, the tokens of several steps are
     joined into one output per sequence, which costs a fraction of rendering and sending them one by one.
     """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
-
-    def put(self, message: EngineMessage | None) -> None:
-        """Add a message; None marks the end. Never blocks."""
-        self._queue.put(message)
-
-    def take(self) -> list[EngineMessage | None]:
-        """Wait for a message, then return all messages in order, with each run of `Outputs` joined into one."""
-        waiting = [self._queue.get()]
-        while not self._queue.empty():
-            waiting.append(self._queue.get())
-        messages: list[EngineMessage | None] = []
-        for joinable, run in itertools.groupby(waiting, lambda message: isinstance(message, Outputs)):
-            if joinable:
-                messages.append(join_outputs([message for message in run if isinstance(message, Outputs)]))
-            else:
-                messages += run
+    if len(messages) == 1:
         return messages
+    joined: list[EngineMessage] = []
+    for joinable, run in itertools.groupby(messages, lambda message: isinstance(message, Outputs)):
+        if joinable:
+            joined.append(join_outputs([message for message in run if isinstance(message, Outputs)]))
+        else:
+            joined += run
+    return joined
 
 
 def join_outputs(steps: list[Outputs]) -> Outputs:

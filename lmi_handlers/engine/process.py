@@ -68,7 +68,7 @@ def serve(settings: EngineSettings) -> None:
     """
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
-    server = WorkerServer(settings.socket_path, inbox)
+    server = WorkerServer(settings.socket_path, inbox, settings.properties.stall_timeout)
     metrics = EngineMetrics(settings.metrics_dir, replica=settings.replica, replicas=len(settings.replicas))
     report = LoadReport(settings.started, server.announce, metrics, heartbeat)
     with contextlib.ExitStack() as files_in_use:
@@ -115,7 +115,7 @@ def _serve(
     )
     adapters.restore()
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat, adapters.handle)
-    start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))
+    start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server))
     heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
     start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
@@ -286,12 +286,8 @@ def start_repeating(interval: float, action: Callable[[], None]) -> None:
     threading.Thread(target=repeat, daemon=True).start()
 
 
-def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeout: float) -> None:
-    """If the engine has lost one of its processes, fail all requests and exit: the engine may not notice it itself.
-
-    Also disconnects web workers that hang.
-    """
-    server.hang_up_on_stuck(stall_timeout)
+def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer) -> None:
+    """If the engine has lost one of its processes, fail all requests and exit: the engine may not notice it itself."""
     try:
         backend.check_health()
     except EngineDead as error:

@@ -7,18 +7,16 @@ import itertools
 import logging
 import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, NoRoomYet
 from lmi_handlers.engine.settings import EngineSettings
-from lmi_handlers.models.command_socket import accept_one
+from lmi_handlers.models.command_socket import answer
 from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
 from lmi_handlers.models.processes import ModelProcesses
 from lmi_handlers.models.registry import (
@@ -36,6 +34,7 @@ from lmi_handlers.models.slots import Slot, Slots
 from lmi_handlers.models.source import models_at_start, opened
 from lmi_handlers.telemetry.publisher import close_publishers
 from lmi_handlers.workers.back_off import back_off
+from lmi_handlers.workers.host import accepted, listen
 
 _LOOK_INTERVAL = 0.05
 _IDLE_INTERVAL = 0.5
@@ -72,11 +71,9 @@ class Manager:
 
     # Life cycle
 
-    def run(self) -> NoReturn:
+    def run(self) -> None:
         """Load the models that are served from the start, and carry out commands for ever."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(manager_socket(self._runtime_dir)))
-            listener.listen(64)
+        with listen(manager_socket(self._runtime_dir)) as listener:
             entries = [
                 RegisteredModel(name=name, url=url, at_start=True, since=time.time())
                 for name, url in models_at_start(self._settings.store)
@@ -84,8 +81,8 @@ class Manager:
             threading.Thread(target=self._load_first, args=(self._slots.begin(entries),), daemon=True).start()
             self._listens = True
             threading.Thread(target=self._watch_idle, daemon=True).start()
-            while True:
-                accept_one(listener, self._carry_out)
+            for sock in accepted(listener):
+                threading.Thread(target=answer, args=(sock, self._carry_out), daemon=True).start()
 
     def kill(self) -> None:
         """End all engines at once and publish the last metrics, because this process exits."""

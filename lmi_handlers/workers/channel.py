@@ -65,6 +65,12 @@ class Channel(Generic[Sent, Received]):
         self._reader = sock.makefile("rb", buffering=_READ_BUFFER)
         self._decoder = decoder
 
+    def limit_sending(self, seconds: float) -> None:
+        """Let a write raise `BlockingIOError` once the other end has read nothing for so many seconds, at least 1 us."""
+        whole, rest = divmod(seconds, 1)
+        limit = struct.pack("ll", int(whole), int(rest * 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
     def send(self, message: Sent) -> None:
         """Write one message, which may block forever. Raises `OSError` if the other end is gone, `MessageTooLong`."""
         self.send_frame(self.frame(message))

@@ -1,4 +1,4 @@
-"""The outbox joins outputs while a web worker does not read."""
+"""Outputs of several steps are joined while a web worker does not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmi_handlers.engine.messages import (
     Outputs,
     SequenceOutput,
 )
-from lmi_handlers.engine.outbox import Outbox, join_outputs
+from lmi_handlers.engine.outbox import join_outputs, join_runs
 
 
 @st.composite
@@ -68,13 +68,7 @@ def received_by(messages: list[EngineMessage], number: int, index: int) -> list[
 
 @given(histories())
 def test_joining_outputs_loses_nothing(messages: list[EngineMessage]) -> None:
-    outbox = Outbox()
-    for message in messages:
-        outbox.put(message)
-    outbox.put(None)
-    *taken, end = outbox.take()
-    assert end is None
-    joined = [message for message in taken if message is not None]
+    joined = join_runs(messages)
     for sequence in ((1, 0), (1, 1), (2, 0)):
         assert received_by(joined, *sequence) == received_by(messages, *sequence)
     kinds = [type(message) for message in messages]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi_handlers.core.errors import EngineNotReady, NoRoomYet
-from lmi_handlers.models.command_socket import accept_one
+from lmi_handlers.models.command_socket import answer
 from lmi_handlers.models.held_model import ModelApp
 from lmi_handlers.models.messages import Command
 from lmi_handlers.models.model_apps import ModelApps
@@ -41,7 +41,7 @@ def test_a_model_that_got_room_and_does_not_wake_up_is_not_short_of_room(runtime
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(manager_socket(runtime_dir)))
         listener.listen()
-        threading.Thread(target=accept_one, args=(listener, refuse), daemon=True).start()
+        threading.Thread(target=lambda: answer(listener.accept()[0], refuse), daemon=True).start()
         apps = ModelApps(runtime_dir, make, patience=300, most_waiting=1)
         connected = iter((True, True, False))  # it is refused, then it waits, then its client leaves
         with pytest.raises(EngineNotReady, match="model a did not wake up within 300 s"):

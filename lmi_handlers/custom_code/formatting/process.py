@@ -6,9 +6,7 @@ import logging
 import os
 import queue
 import socket
-import struct
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -37,10 +35,8 @@ from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
 from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
 from lmi_handlers.workers.channel import Channel, MessageTooLong
+from lmi_handlers.workers.host import Host, WorkerConnection
 from lmi_handlers.workers.parent import end_with_parent, ignore_signals, read_settings
-
-_SEND_SECONDS = 5
-"""A web worker that does not read for so long is disconnected."""
 
 _MAX_WAITING = 1000
 """Messages that wait for the main thread. Further ones stay with the web workers, which limit them."""
@@ -48,55 +44,30 @@ _MAX_WAITING = 1000
 _MAX_CAUSE = 2000
 """Characters of an error that a client sees."""
 
-_ANSWER_SOON = 0.005
-"""Seconds after which replies are sent although more messages have arrived."""
+_LOOK_INTERVAL = 0.005
 
 logger = logging.getLogger("lmi_handlers.custom_code.formatting.process")  # __name__ is "__main__" here
 
 
-class ConnectedWorker:
-    """A web worker's connection. `answers` are those that have begun and not ended, by number."""
+class ConnectedWorker(WorkerConnection[ToWorker, FromWorker]):
+    """Puts what a web worker sends into the inbox. `answers` are those that have begun and not ended, by number."""
 
-    def __init__(self, sock: socket.socket, inbox: queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]]) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+    def __init__(self, sock: socket.socket, inbox: Inbox, patience: float) -> None:
+        super().__init__(Channel(sock, msgspec.msgpack.Decoder(FromWorker)), patience)
         self.answers: dict[int, TokenAnswer] = {}
-        self._channel: Channel[ToWorker, FromWorker] = Channel(sock, msgspec.msgpack.Decoder(FromWorker))
         self._inbox = inbox
-        self._frames: list[bytes] = []
 
-    def start(self, serving: FormattersReady) -> None:
-        """Send `FormattersReady`, then start reading the worker's messages."""
-        self.reply(serving)
-        self.flush()
-        threading.Thread(target=self._read, daemon=True).start()
+    def received(self, message: FromWorker) -> None:
+        self._inbox.put((self, message))
+        while self._inbox.qsize() > _MAX_WAITING:  # a formatter does not return: web workers notice soon
+            time.sleep(_LOOK_INTERVAL)
 
-    def reply(self, message: ToWorker) -> None:
-        """Add a message to those that `flush` sends."""
-        try:
-            self._frames.append(self._channel.frame(message))
-        except MessageTooLong as error:
-            assert isinstance(message, Formatted)  # noqa: S101  the others are short
-            self.reply(Failed(message.number, f"its result is too long to be sent: {error}"))
+    def in_place_of(self, message: ToWorker, error: MessageTooLong) -> list[ToWorker]:
+        assert isinstance(message, Formatted)  # noqa: S101  the others are short
+        return [Failed(message.number, f"its result is too long to be sent: {error}")]
 
-    def flush(self) -> None:
-        """Send all replies with one write. A web worker that does not read them is disconnected."""
-        if not self._frames:
-            return
-        frames, self._frames = b"".join(self._frames), []
-        try:
-            self._channel.send_frame(frames)
-        except OSError:
-            self._channel.close()
 
-    def _read(self) -> None:
-        try:
-            for message in self._channel.receive():
-                self._inbox.put((self, message))
-                while self._inbox.qsize() > _MAX_WAITING:  # a formatter does not return: web workers notice soon
-                    time.sleep(_ANSWER_SOON)
-        except Exception:
-            logger.exception("a web worker sent an invalid message; disconnecting it")
-            self._channel.close()
+Inbox = queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]]
 
 
 class Process:
@@ -106,32 +77,17 @@ class Process:
         self._formatters = formatters
         self._watch = watch
         self._pid = os.getpid()
-        self._inbox: queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
 
-    def listen(self, path: Path) -> None:
-        """Accept web workers from now on."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.listen()
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+    def listen(self, path: Path, patience: float) -> None:
+        """Accept web workers from now on. One that does not read for `patience` seconds is disconnected."""
+        ready = FormattersReady(self._formatters.scripts)
+        Host(path, ready, lambda sock: ConnectedWorker(sock, self._inbox, patience), refused=_end)
 
     def run(self) -> None:
-        """Answer messages, for ever. The replies to all that have arrived together are sent with one write."""
+        """Answer messages, for ever."""
         while True:
-            waiting = [self._inbox.get()]
-            while not self._inbox.empty():
-                waiting.append(self._inbox.get())
-            begun = time.monotonic()
-            for worker, message in waiting:
-                self._answer(worker, message)
-                if time.monotonic() - begun > _ANSWER_SOON:
-                    begun = self._flush(waiting)
-            self._flush(waiting)
-
-    def _flush(self, waiting: list[tuple[ConnectedWorker, FromWorker]]) -> float:
-        for worker in {worker for worker, _ in waiting}:
-            worker.flush()
-        return time.monotonic()
+            self._answer(*self._inbox.get())
 
     def _answer(self, worker: ConnectedWorker, message: FromWorker) -> None:
         self._watch.begin()
@@ -146,7 +102,7 @@ class Process:
         if os.getpid() != self._pid:  # the code has forked, and this is not the process that is connected
             os._exit(0)
         if reply is not None:
-            worker.reply(reply)
+            worker.send(reply)
 
     def _reply(self, worker: ConnectedWorker, message: FromWorker) -> ToWorker | None:
         match message:
@@ -168,14 +124,11 @@ class Process:
                 worker.answers.pop(message.number, None)
         return None
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:  # no file descriptor is left
-                logger.critical("no web worker can connect any more", exc_info=True)
-                os._exit(1)
-            ConnectedWorker(sock, self._inbox).start(FormattersReady(self._formatters.scripts))
+
+def _end() -> None:
+    """End the process: the model's code has opened too many files."""
+    logger.critical("no web worker can connect any more", exc_info=True)
+    os._exit(1)
 
 
 def main() -> int:
@@ -199,7 +152,7 @@ def main() -> int:
     if only_loads:
         return 0
     process = Process(formatters, HangWatch(settings.properties.formatter_timeout, settings.formatter_hang_path))
-    process.listen(settings.formatter_socket_path)
+    process.listen(settings.formatter_socket_path, settings.properties.stall_timeout)
     logger.info("formatters ready", extra={"seconds": round(time.monotonic() - begun, 3)})
     process.run()
     return 0
