@@ -1,0 +1,58 @@
+"""A process that web workers connect to: what one of them does concerns nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from waiting import wait_until
+
+from lmi_handlers.workers.channel import Channel
+from lmi_handlers.workers.host import Host, WorkerConnection
+from lmi_handlers.workers.link import connect
+
+
+class Note(msgspec.Struct, array_like=True, tag=True):
+    """What both sides send."""
+
+    number: int
+    text: str = ""
+
+
+class Echo(WorkerConnection[Note, Note]):
+    """Sends everything back."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(Channel(sock, msgspec.msgpack.Decoder(Note)), patience=0.5)
+
+    def received(self, message: Note) -> None:
+        self.send(message)
+
+
+@contextlib.contextmanager
+def worker(path: Path) -> Iterator[tuple[Channel[Note, Note], Generator[Note]]]:
+    """A web worker, and what it receives."""
+    channel: Channel[Note, Note] = Channel(connect(path), msgspec.msgpack.Decoder(Note))
+    messages = channel.receive()
+    yield channel, messages
+    channel.close()
+    messages.close()
+
+
+def test_a_worker_that_does_not_read_delays_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = Host(tmp_path / "host.sock", Note(0), Echo)
+    with worker(tmp_path / "host.sock") as (stuck, _), worker(tmp_path / "host.sock") as (channel, messages):
+        assert next(messages) == Note(0)
+        for number in range(40):
+            stuck.send(Note(number, "x" * 100_000))  # together more than a socket buffers
+        for number in range(100):
+            channel.send(Note(number))
+            assert next(messages) == Note(number)
+        wait_until(lambda: len(host._connections) == 1)
+        assert "a web worker does not read its messages; disconnecting it" in caplog.text
+        host.announce(Note(1, "all"))
+        assert next(messages) == Note(1, "all")
