@@ -28,7 +28,7 @@ QUANTIZATIONS = (
 OURS = {
     "model": "use option.model_id",
     "revision": "use option.revision",
-    "served_model_name": "use option.model_name",
+    "served_model_name": "the server names the model",
     "allowed_media_domains": "the server fetches images itself",
     "tokenizer": "answers are decoded with the model's own tokenizer",
     "skip_tokenizer_init": "grammars need the tokenizer",

@@ -13,9 +13,14 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from lmi_handlers.config.option import Fraction, NonNegativeInt, Option, PositiveFloat, PositiveInt, Value
+from lmi_handlers.config.option import Fraction, InvalidValue, NonNegativeInt, Option, PositiveFloat, PositiveInt, Value
 from lmi_handlers.core.capabilities import ServedTask
 from lmi_handlers.core.request import MAX_PRIORITY
+
+MAX_NAMES = 64
+"""Maximum number of names in `option.served_model_name`."""
+
+MAX_NAME_LENGTH = 256
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -45,6 +50,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             "name derived from `model_id`. The default model is called SmolLM2-135M-Instruct.",
             server=True,
             aliases=("option.modelName",),
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        Option(
+            "More names by which clients ask for the model, separated by commas. `/v1/models` lists each, and answers have the "
+            "name that was asked for. The first one is the model's name if `model_name` is not set.",
+            server=True,
         ),
     ] = None
     revision: Annotated[
@@ -637,7 +650,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     has_asynchronous_handler: bool = False
     """Whether `entry_point` names a handler that streams JSON lines, whatever `output_formatter` says."""
     is_named: bool = False
-    """Whether `model_name` is the operator's, and not the name of a directory."""
+    """Whether `model_name` or `served_model_name` is the operator's: the name is not that of a directory."""
     has_vllm_variables: bool = False
     """Whether variables of SageMaker's image of vLLM configure the server, whose clients expect server-sent events."""
     engine_options: dict[str, Value] = {}
@@ -653,9 +666,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def name(self) -> str:
-        """The name under which the model is served: `model_name`, else derived from `model_id`, else "model"."""
+        """The name under which the model is served.
+
+        It is `model_name`, else the first of `served_model_name`, else derived from `model_id`, else "model".
+        """
         if self.model_name is not None:
             return self.model_name
+        if names := list_names(self.served_model_name or ""):
+            return names[0]
         model_id = (self.model_id or "").rstrip("/")
         if "://" in model_id or model_id.startswith(("/", ".")):
             model_id = model_id.rpartition("/")[2]
@@ -665,6 +683,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     def public_name(self) -> str:
         """The name in OpenAI's answers: `name`, or an unnamed model's id on the hub. Never a path or a URL."""
         return self.name if self.is_named else self.hub_id or self.name
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names in OpenAI's list of models, `public_name` first."""
+        return tuple(dict.fromkeys((self.public_name, *list_names(self.served_model_name or ""))))
 
     @property
     def hub_id(self) -> str | None:
@@ -724,6 +747,17 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Backends that pool choose their batches themselves, by the number of tokens.
         """
         return self.pools or self.rolling_batch != "disable"
+
+
+def list_names(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list, without repetitions. Raises `InvalidValue` unless they can be sent."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) > MAX_NAMES:
+        raise InvalidValue(f"must have at most {MAX_NAMES} names, got {len(names)}")
+    for name in names:
+        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            raise InvalidValue(f"{name[:64]!r} is not a name: at most {MAX_NAME_LENGTH} printable characters")
+    return names
 
 
 def as_name(text: str) -> str:

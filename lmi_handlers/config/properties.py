@@ -15,7 +15,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
-from lmi_handlers.config.options import ServingProperties, as_name
+from lmi_handlers.config.options import ServingProperties, as_name, list_names
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
 from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, Variable
@@ -264,6 +264,7 @@ class _Loading:
         self._check_backend()
         self._check_deadlines()
         self._check_custom_attributes()
+        self._check_names()
         self._name_model()
         return LoadedProperties(
             properties=self._properties(),
@@ -283,7 +284,7 @@ class _Loading:
             **{name: value for name, value in self.values.items() if name in SHARED},
             model_dir=None if self.model_dir is None else str(self.model_dir),
             has_asynchronous_handler=self.registry.is_asynchronous(self.values.get("entry_point")),
-            is_named="option.model_name" in self.explicit,
+            is_named=not self.explicit.keys().isdisjoint(("option.model_name", "option.served_model_name")),
             has_vllm_variables=bool(self.given),
             engine_options={name: value for name, value in self.values.items() if name not in SHARED},
             extra=self.extra,
@@ -502,6 +503,14 @@ class _Loading:
             setting = self.explicit["option.custom_attributes"]
             self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
 
+    def _check_names(self) -> None:
+        try:
+            list_names(self.values.get("served_model_name", ""))
+        except InvalidValue as error:
+            setting = self.explicit["option.served_model_name"]
+            self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
+            del self.values["served_model_name"]
+
     def _conflict(self, one: Setting, other: Setting, why: str) -> None:
         for setting in (one, other):  # neither holds in what is checked next
             self.values.pop(self.keys[setting.key].name, None)
@@ -513,7 +522,7 @@ class _Loading:
 
     def _name_model(self) -> None:
         """Name the model after its directory, as LMI does, unless a variable such as HF_MODEL_ID names the model."""
-        if self.model_dir is None or "model_name" in self.values:
+        if self.model_dir is None or not self.values.keys().isdisjoint(("model_name", "served_model_name")):
             return
         model_id = self.explicit.get("option.model_id")
         if model_id is None or model_id.source not in (_source("HF_MODEL_ID"), _source(f"{SM_VLLM}MODEL")):

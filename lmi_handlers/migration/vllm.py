@@ -169,7 +169,7 @@ _MEANINGS: dict[str, Meaning] = {
     **{argument: Lacks(reason) for argument, reason in ALONE.items() if argument not in ("runner", "convert")},
     "model": Sets("model_id"),
     "revision": Sets("revision"),
-    "served_model_name": Sets("model_name"),
+    "served_model_name": Sets("served_model_name"),
     "max_model_len": Sets("max_model_len", _integer),
     "max_num_batched_tokens": Sets("max_rolling_batch_prefill_tokens", _integer),
     "kv_cache_memory_bytes": Sets("kv_cache_memory_bytes", _integer),
@@ -319,9 +319,6 @@ def add_flag(translation: Translation, flag: str, values: list[str]) -> None:
             raise ConfigError(f"--{flag} has no value")
         _add_task(translation, flag, values[0])
         return
-    if name == "served_model_name" and len(values) > 1:
-        translation.remarks.append(f"--{flag}: a model has one name here, {values[0]}")
-        values = values[:1]
     translation.add(_MEANINGS.get(name, Sets(name)), f"--{flag}", values, "false" if is_off else "true")
 
 

@@ -285,7 +285,8 @@ class Manager:
             source = opened(entry.url, self._settings.store, is_operators=entry.at_start)
             entry = msgspec.structs.replace(entry, directory=str(slot.files.enter_context(source)))
         plan = self._plan(entry, model_runtime_dir(self._runtime_dir, entry.number))
-        return msgspec.structs.replace(entry, memory=plan.memory), plan
+        names = plan.engine.properties.served_names
+        return msgspec.structs.replace(entry, memory=plan.memory, names=names), plan
 
     def _prepare(self, slot: Slot, planned: RegisteredModel, plan: Plan, state: ModelState) -> None:
         """Make room for a model, make its runtime directory, and tell the web workers. The caller holds `changing`.

@@ -98,6 +98,13 @@ class ModelApps:
         models = self.models or {}
         return next(iter(models)) if len(models) == 1 else None
 
+    def called(self, name: str) -> str | None:
+        """Return the model that clients may call `name`: that of this name, or the first that has it besides."""
+        models = self.models or {}
+        if name in models:
+            return name
+        return next((model for model, entry in models.items() if name in entry.names), None)
+
     def state_of(self, entry: RegisteredModel) -> tuple[EngineState | ModelState, str]:
         """Return the state of a model, as this worker knows it, and what it is doing or why it has failed."""
         if self.draining:

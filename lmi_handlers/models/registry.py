@@ -40,7 +40,8 @@ RUNNING = (ModelState.LOADING, ModelState.READY, ModelState.WAKING)
 class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model. `url` is where it was loaded from, and `directory` where its files are.
 
-    `options` take precedence over its serving.properties. `number` is another one whenever its engines are started. It
+    `options` take precedence over its serving.properties. `names` are all names by which clients may ask for it, once its
+    configuration has been read. `number` is another one whenever its engines are started. It
     takes about `memory` bytes. `since` is when it came into its state, in seconds since 1970. `cause` says why it has
     failed.
     """
@@ -54,6 +55,7 @@ class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
     number: int = 0
     memory: int = 0
+    names: tuple[str, ...] = ()
     cause: str = ""
 
 

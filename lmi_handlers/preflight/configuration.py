@@ -216,7 +216,7 @@ def _with_engine(
         properties = msgspec.structs.replace(loaded.properties, output_formatter=None)
         loaded = msgspec.structs.replace(loaded, properties=properties)
     has_default_name = is_default_model or loaded.properties.model_id == DEFAULT_MODEL_NAME
-    if has_default_name and not loaded.sets("option.model_name"):
+    if has_default_name and not loaded.properties.is_named:
         properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
         loaded = msgspec.structs.replace(loaded, properties=properties)
     backend = declaration(selection.name)

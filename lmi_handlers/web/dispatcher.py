@@ -139,8 +139,9 @@ class Dispatcher:
         if environ["REQUEST_METHOD"] == "POST" and _may_be_json(environ.get("CONTENT_TYPE", "")):
             data = read()
             named = _model_of(data) if b'"model"' in data else None
-            if named is not None and (named in models or default is None):
-                return named
+            found = None if named is None else self._apps.called(named)
+            if found is not None or (named is not None and default is None):
+                return found or named
         if default is None and path in DOCUMENT_PATHS:
             return None  # the front application has a document of its own
         if default is None:

@@ -109,14 +109,21 @@ def test_clients_see_the_models_name_and_not_its_path(start_server: StartServer,
     directory = tmp_path / "weights"
     directory.mkdir()
     write_byte_model(directory)
-    server = start_server(f"option.rolling_batch=echo\noption.model_id={directory}\noption.model_name=mine\n")
-    (model,) = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
-    assert (model["id"], model["root"]) == ("mine", "mine")
+    server = start_server(
+        f"option.rolling_batch=echo\noption.model_id={directory}\noption.served_model_name=mine, my/other\n"
+    )
+    models = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+    assert [(model["id"], model["root"], model["max_model_len"]) for model in models] == [
+        ("mine", "mine", 4096),
+        ("my/other", "mine", 4096),
+    ]
     for path in ("/v1/models", "/info", "/openapi.json", "/"):  # none of them needs a key
         assert str(directory) not in requests.get(server.url + path, timeout=60).text
     assert completion(server, prompt="a", max_tokens=1).json()["model"] == "mine"
     assert completion(server, prompt="a", max_tokens=1, model="mine").json()["model"] == "mine"
-    assert requests.get(f"{server.url}/v1/models/mine", timeout=60).status_code == 200
+    assert completion(server, prompt="a", max_tokens=1, model="my/other").json()["model"] == "my/other"
+    for name in ("mine", "my/other"):
+        assert requests.get(f"{server.url}/v1/models/{name}", timeout=60).json()["id"] == name
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m"])

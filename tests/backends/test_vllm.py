@@ -188,7 +188,7 @@ def test_seed_is_random_unless_configured(arguments: Callable[..., Any]) -> None
         ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': must be true or false"),
         ({"extra": {"model": "other"}}, "option.model: .* use option.model_id"),
         ({"skip_tokenizer_init": True}, "option.skip_tokenizer_init: .* grammars need the tokenizer"),
-        ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* use option.model_name"),
+        ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* the server names the model"),
         ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree has value 2: must be 1 on a CPU"),
         ({"dtype": "int8"}, "option.dtype: invalid choice: 'int8'"),
         ({"extra": {"return_sampling_mask": "true"}}, "option.return_sampling_mask has value True: no API returns"),

@@ -105,6 +105,8 @@ def test_requested_backend(model_dir: Path, text: str, backend: str, rolling: bo
     [
         ("option.model_id=a/b", {}, "my_model"),
         ("option.model_id=a/b\noption.model_name=chat", {}, "chat"),
+        ("option.model_id=a/b\noption.served_model_name=chat, b", {}, "chat"),
+        ("option.served_model_name=chat, b\noption.model_name=m", {}, "m"),
         ("option.modelName=chat", {}, "chat"),
         ("", {"HF_MODEL_ID": "HuggingFaceTB/SmolLM2-135M"}, "HuggingFaceTB_SmolLM2_135M"),
         ("", {"HF_MODEL_ID": "/opt/ml/model"}, "model"),
@@ -131,6 +133,16 @@ def test_name_that_clients_see_is_never_a_path(model_dir: Path, text: str, name:
     (model_dir / "weights").mkdir()
     properties = load(model_dir, text).properties
     assert properties.public_name == name.format(properties.name)
+
+
+def test_names_of_a_model_are_bounded(model_dir: Path) -> None:
+    assert load(model_dir, "option.served_model_name=a, org/b, a,").properties.served_names == ("a", "org/b")
+    for text, cause in (
+        (",".join(map(str, range(65))), "must have at most 64 names, got 65"),
+        ("b" * 257, "is not a name"),
+    ):
+        with pytest.raises(ConfigError, match=f"^option.served_model_name: .*{cause}"):
+            load(model_dir, f"option.served_model_name={text}")
 
 
 def test_model_name_without_directory() -> None:

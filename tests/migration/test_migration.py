@@ -81,8 +81,8 @@ option.model_id=Qwen/Qwen3-8B
 # --max-model-len 32k
 option.max_model_len=32000
 
-# --served-model-name chat
-option.model_name=chat
+# --served-model-name chat qwen
+option.served_model_name=chat,qwen
 
 # --enable-auto-tool-choice
 option.enable_auto_tool_choice=true
@@ -115,7 +115,6 @@ option.seed=-1
 option.compilation_config={"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_quant": true}}
 
 # Not in this file:
-#   --served-model-name: a model has one name here, chat
 #   --uvicorn-log-level: the HTTP server is gunicorn; LOG_FORMAT and option.client_timeout are its settings
 """
 

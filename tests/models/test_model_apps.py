@@ -29,6 +29,13 @@ def make(entry: RegisteredModel, runtime_dir: Path) -> ModelApp:
     raise AssertionError
 
 
+def test_a_name_of_a_model_goes_before_another_name_of_one(runtime_dir: Path) -> None:
+    names = {"a": ("a", "chat", "b"), "b": ("b", "chat", "code")}
+    write_models(runtime_dir, {name: RegisteredModel(name=name, url=name, names=names[name]) for name in names})
+    apps = ModelApps(runtime_dir, make, patience=300, most_waiting=1)
+    assert [apps.called(name) for name in ("a", "b", "chat", "code", "x")] == ["a", "b", "a", "b", None]
+
+
 def test_a_model_that_got_room_and_does_not_wake_up_is_not_short_of_room(runtime_dir: Path) -> None:
     model = RegisteredModel(name="a", url="a", state=ModelState.SLEEPING)
     write_models(runtime_dir, {"a": model})

@@ -95,6 +95,7 @@ def _infos(apps: ModelApps) -> Iterator[ModelInfo]:
     for name, entry in (apps.models or {}).items():
         model = held.get(name)
         if isinstance(model, ServedModel) and model.state is EngineState.READY:
-            yield from model_infos(model, name, int(entry.since))
+            yield from model_infos(model, (name, *entry.names), int(entry.since))
         else:
-            yield ModelInfo(name, "model", int(entry.since), OWNER, None)
+            for called in dict.fromkeys((name, *entry.names)):
+                yield ModelInfo(called, "model", int(entry.since), OWNER, None)

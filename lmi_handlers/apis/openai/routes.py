@@ -204,16 +204,18 @@ class OpenAIApi(Api):
         raise ModelNotFound(f"The model {path['model'][:200]!r} does not exist")
 
     def _infos(self, model: ServedModel) -> list[schemas.ModelInfo]:
-        return model_infos(model, model.facts.model_id, self._created)
+        return model_infos(model, model.properties.served_names, self._created)
 
 
-def model_infos(model: ServedModel, name: str, created: int) -> list[schemas.ModelInfo]:
-    """Return a loaded model, called `name`, and its adapters."""
+def model_infos(model: ServedModel, names: Sequence[str], created: int) -> list[schemas.ModelInfo]:
+    """Return a loaded model under each of its names, and its adapters."""
     capabilities = model.facts.capabilities
-    own = schemas.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
     return [
-        own,
-        *(schemas.ModelInfo(adapter, "model", created, OWNER, name) for adapter in capabilities.adapters),
+        *(
+            schemas.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
+            for name in dict.fromkeys(names)
+        ),
+        *(schemas.ModelInfo(adapter, "model", created, OWNER, names[0]) for adapter in capabilities.adapters),
     ]
 
 
