@@ -98,6 +98,17 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--workers",
         ),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        Variable(
+            "LMI_API_KEY_FILE",
+            "Clients need one of the keys in this file, which has a label and a key per line and is read again when it "
+            "changes ([operating.md](operating.md#api-keys)).",
+            flag="--api-key-file",
+            metavar="FILE",
+            read=Path,
+        ),
+    ] = None
     local_runtime: LocalRuntimeSettings = LocalRuntimeSettings()
     reload: Annotated[
         bool,

@@ -14,7 +14,8 @@ class Usage(msgspec.Struct):
     came from the engine's prefix cache, 0 if the engine does not say. The request was sent to the engine as `sequences`
     sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of the
     longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
-    whose time limit has ended the text, if any. `device` is what the engine says it runs on.
+    whose time limit has ended the text, if any. `device` is what the engine says it runs on. `key_label` is the label of the
+    client's API key, "" if none is needed.
     """
 
     started: float
@@ -32,3 +33,4 @@ class Usage(msgspec.Struct):
     finish_reasons: list[str] = []
     truncated: str | None = None
     device: str = ""
+    key_label: str = ""

@@ -46,6 +46,7 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.recent import RecentRequests
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.api_keys import KEY, ApiKeys
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import local_port
 from lmi_handlers.web.dispatcher import Dispatcher
@@ -290,12 +291,17 @@ def _workers(settings: ServerSettings, properties: ServingProperties) -> int:
 
 
 def _access(settings: ServerSettings, properties: ServingProperties) -> AccessControl:
-    api_key = os.environ.get("API_KEY")  # a secret: read only here and kept out of the settings
     management = None if settings.store is None else settings.store.management
     loopback_port = management[1] if management is not None and is_loopback(management[0]) else None
     return AccessControl(
         properties.cors_allowed_origin,
-        api_key,
+        _api_keys(os.environ.get(KEY), settings.api_key_file),  # a secret: read only here and kept out of the settings
         loopback_only=is_loopback(settings.host),
         loopback_port=loopback_port,
     )
+
+
+@cache
+def _api_keys(key: str | None, path: Path | None) -> ApiKeys:
+    """Return the keys for all applications of this worker."""
+    return ApiKeys(key, path)

@@ -50,6 +50,7 @@ from lmi_handlers.preflight.configuration import Configuration, StoreConfigurati
 from lmi_handlers.preflight.pages import shown_pages, why_no_pages
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web import gevent_worker  # noqa: F401  before Flask, which the checks may import: see there
+from lmi_handlers.web.api_keys import key_variable
 from lmi_handlers.web.body_reader import BodyReader
 from lmi_handlers.web.client_socket import ClientSocket
 from lmi_handlers.web.malformed_requests import without_content
@@ -246,11 +247,11 @@ def _addresses(server: Any) -> list[Address]:
 def _tell_host(addresses: list[Address]) -> None:
     """Pass the listening host to the workers, which are forked later, and log who can connect."""
     os.environ["LMI_HOST"] = host = host_of(addresses)
-    has_key = bool(os.environ.get("API_KEY"))
+    key = key_variable(os.environ)
     no_console = why_no_pages(_properties.console, host, os.environ)
-    logger.info(who_can_connect(addresses, has_key=has_key, no_console=no_console))
+    logger.info(who_can_connect(addresses, key=key, no_console=no_console))
     runtime = _settings.local_runtime
-    if runtime.enabled and runtime.keys_file is None and not is_loopback(host) and not has_key:
+    if runtime.enabled and runtime.keys_file is None and not is_loopback(host) and not key:
         tell(
             "warning",
             f"the local runtime does not check signatures, and other machines can reach {bind[0]}; "

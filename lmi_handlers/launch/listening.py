@@ -17,8 +17,11 @@ def host_of(addresses: Sequence[Address]) -> str:
     return ALL_INTERFACES
 
 
-def who_can_connect(addresses: Sequence[Address], *, has_key: bool, no_console: str) -> str:
-    """Return one line. `no_console` says why there is no console, "" if there is."""
+def who_can_connect(addresses: Sequence[Address], *, key: str, no_console: str) -> str:
+    """Return one line. `key` is the variable with the clients' keys, `no_console` why there is no console.
+
+    Both are "" if there is none of that.
+    """
     own = [address for address in addresses if address is not None]
     if not own:
         reach = "whoever may open the Unix socket can connect"
@@ -28,8 +31,8 @@ def who_can_connect(addresses: Sequence[Address], *, has_key: bool, no_console: 
         reach = "only this machine and whoever may open the Unix socket can connect"
     else:
         reach = "other machines can connect"
-    key = "with the API_KEY" if has_key else "without a key (API_KEY is not set)"
-    return f"{reach}, {key}; {_where(own, no_console)}"
+    needed = f"with the {key}" if key else "without a key (API_KEY is not set)"
+    return f"{reach}, {needed}; {_where(own, no_console)}"
 
 
 def _where(addresses: Sequence[tuple[str, int]], no_console: str) -> str:

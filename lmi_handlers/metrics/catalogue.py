@@ -204,6 +204,10 @@ always `0`. Those that are called `lmi_` are this server's own, and have no labe
 body once. It leaves out `/ping`, `/metrics`, and what is rejected before it reaches an API: wrong
 paths, methods and API keys. A stream whose status was 200 when it failed is counted as 200.
 
+Where clients need an [API key](operating.md#api-keys), `lmi_key_requests_total`,
+`lmi_key_prompt_tokens_total` and `lmi_key_generated_tokens_total` count requests and their tokens
+by `key_label`, from the first request on. A request that generates nothing is left out.
+
 The engine counts `vllm:prefix_cache_*`, `vllm:spec_decode_*` and `vllm:num_preemptions_total`.
 `openvino`, `transformers` and `vllm` count all of them; `vllm` counts the last two when a sequence
 ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count stays zero.

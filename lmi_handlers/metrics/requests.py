@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmi_handlers.core.errors import (
@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.metrics import catalogue
+from lmi_handlers.metrics import catalogue, keys
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.series import Metric, Values, exposition
@@ -48,7 +48,9 @@ _UNFINISHED = {"dropped": "abort", "timeout": "abort", "not_ready": "abort", "ge
 
 def page_of(models: Iterable[RequestMetrics]) -> str:
     """Return the text for `GET /metrics` of a server with several models. All series name their model."""
-    return exposition(CATALOGUE.metrics, [model.values() for model in models], labels_all=True)
+    known = list(models)
+    own = exposition(CATALOGUE.metrics, [model.values() for model in known], labels_all=True)
+    return own + keys.exposition([model.used_by_key() for model in known])
 
 
 class RequestMetrics:
@@ -61,19 +63,26 @@ class RequestMetrics:
         self._directory = directory
         self._model_labels = {"model_name": model_name, "engine": "0"}
         self._cells = Cells(directory, CATALOGUE)
+        self._keys = keys.KeyMetrics(keys.key_metrics_dir(directory))
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Stop counting."""
         self._cells.close()
+        self._keys.close()
 
     def page(self) -> str:
         """Return the text for `GET /metrics`."""
-        return exposition(CATALOGUE.metrics, [self.values()])
+        _, used = self.used_by_key()
+        return exposition(CATALOGUE.metrics, [self.values()]) + keys.exposition([({}, used)])
 
     def values(self) -> Values:
         """Return the metrics of all workers, and the labels that name the model."""
         return totals(self._directory, CATALOGUE), self._model_labels
+
+    def used_by_key(self) -> tuple[Mapping[str, str], keys.UsageByKey | None]:
+        """Return the labels that name the model, and what clients with an API key have used of it."""
+        return self._model_labels, self._keys.values()
 
     def generated(self, tokens: int, gap: float | None) -> None:
         """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""
@@ -93,6 +102,8 @@ class RequestMetrics:
         duration = time.monotonic() - usage.started
         with self._lock:
             self._cells.add(catalogue.REQUESTS)
+            if usage.key_label:
+                self._keys.ended(usage)
             for reason in usage.finish_reasons:
                 self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
             self._measure_start(usage)

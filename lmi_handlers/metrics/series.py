@@ -32,6 +32,11 @@ class Metric(msgspec.Struct, frozen=True):
     buckets: tuple[float, ...] = ()
 
     @property
+    def head(self) -> tuple[str, str]:
+        """The lines above its series."""
+        return f"# HELP {self.name} {self.documentation}", f"# TYPE {self.name} {self.kind}"
+
+    @property
     def width(self) -> int:
         """Cells per series."""
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
@@ -84,7 +89,7 @@ def exposition(metrics: Sequence[Metric], models: Sequence[Values], *, labels_al
     """Return the text of all series of the models. vLLM's name the model; TGI's do not, unless `labels_all` is true."""
     lines: list[str] = []
     for metric in metrics:
-        lines += (f"# HELP {metric.name} {metric.documentation}", f"# TYPE {metric.name} {metric.kind}")
+        lines += metric.head
         for cells, model_labels in models:
             shared = model_labels if labels_all or metric.name.startswith("vllm:") else {}
             for position, value in enumerate(metric.label_values):
@@ -94,17 +99,22 @@ def exposition(metrics: Sequence[Metric], models: Sequence[Values], *, labels_al
     return "\n".join([*lines, ""])
 
 
+def sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    """Return the line of one value."""
+    return f"{name}{_braces(labels)} {_number(value)}"
+
+
 def _series(metric: Metric, labels: Mapping[str, str], cells: Sequence[float]) -> Iterator[str]:
     name = metric.name
     if metric.kind != "histogram":
-        yield f"{name}{_braces(labels)} {_number(cells[0])}"
+        yield sample(name, labels, cells[0])
         return
     count = 0.0
     for bound, cell in zip((*map(repr, metric.buckets), "+Inf"), cells[:-1], strict=True):
         count += cell
-        yield f"{name}_bucket{_braces({**labels, 'le': bound})} {_number(count)}"
-    yield f"{name}_sum{_braces(labels)} {_number(cells[-1])}"
-    yield f"{name}_count{_braces(labels)} {_number(count)}"
+        yield sample(f"{name}_bucket", {**labels, "le": bound}, count)
+    yield sample(f"{name}_sum", labels, cells[-1])
+    yield sample(f"{name}_count", labels, count)
 
 
 def _braces(labels: Mapping[str, str]) -> str:

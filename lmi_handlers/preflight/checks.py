@@ -49,6 +49,7 @@ from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_
 from lmi_handlers.text.chat_template import syntax_error
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
+from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.workers.environment import VARIABLE, withheld_from_code, withhold_credentials
 
 SOCKET = "lmi-01234567/formatters.sock"
@@ -306,6 +307,10 @@ def _check_telemetry(configuration: Configuration, environ: Mapping[str, str]) -
     TelemetrySettings.from_environ(environ)
 
 
+def _check_api_keys(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    ApiKeys(None, configuration.settings.api_key_file)
+
+
 def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str]) -> None:
     if (secure_mode := SecureMode.from_environ(environ)) is not None:
         has_custom_code = configuration.answered_by is AnsweredBy.OWN_CODE or configuration.formatters is not None
@@ -391,6 +396,7 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_text_options, (_ENGINE,)),
     (_check_images, (_ENGINE, _TASK)),
     (_check_origins, _ALL),
+    (_check_api_keys, _ALL),
     (_check_local_runtime, _ALL),
     (_check_telemetry, _ALL),
     (_check_reload, (_ENGINE, _TASK)),

@@ -36,6 +36,7 @@ from lmi_handlers.model_files.locate import (
 )
 from lmi_handlers.model_files.needed import weight_bytes
 from lmi_handlers.telemetry.settings import TelemetrySettings
+from lmi_handlers.web.api_keys import ApiKeys
 
 
 class AnsweredBy(Enum):
@@ -127,6 +128,7 @@ def read_store(environ: Mapping[str, str]) -> StoreConfiguration | None:
     if settings.store is None:
         return None
     TelemetrySettings.from_environ(environ)
+    ApiKeys(None, settings.api_key_file)
     loaded = load_properties(None, environ, registry(), _given(environ))
     for setting in loaded.explicit:
         if setting.key in _OF_ONE_MODEL:

@@ -18,6 +18,7 @@ from lmi_handlers.config.server_settings import ServerSettings, is_loopback
 from lmi_handlers.core.plugins import installed, load_class
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.configuration import Configuration
+from lmi_handlers.web.api_keys import key_variable
 
 if TYPE_CHECKING:  # the arbiter must not import Flask before gevent (see web/gevent_worker.py)
     from flask import Flask
@@ -80,8 +81,8 @@ def why_no_pages(option: bool | None, host: str, environ: Mapping[str, str]) -> 
         return "" if option else "because of option.console=false"
     if SecureMode.from_environ(environ) is not None:
         return "because of SAGEMAKER_SECURE_MODE"
-    if environ.get("API_KEY"):
-        return "because an API_KEY is set (option.console=true)"
+    if variable := key_variable(environ):
+        return f"because an {variable} is set (option.console=true)"
     return "" if is_loopback(host) else "because others than this machine can connect (option.console=true)"
 
 

@@ -1,4 +1,4 @@
-"""Access control: browser origins, host names of a loopback server, and the API key.
+"""Access control: browser origins, host names of a loopback server, and API keys.
 
 A browser sends a "simple" POST to any reachable server without a preflight, so any web page could use a model on a
 laptop, even though it cannot read the answer. CORS alone does not prevent that; the request itself must be refused.
@@ -10,21 +10,24 @@ the origin that equals the request's own host. It would replace only `_mark`.
 
 from __future__ import annotations
 
-import hmac
-import os
 import re
 import socket
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import Forbidden
 
 from lmi_handlers.config.server_settings import ip_address, is_loopback, parse_origins
+from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.web.connection import local_port
 
 ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
 """Set in the WSGI environment of an internal request whose original client request was already admitted."""
+
+KEY_LABEL = "lmi.key_label"
+"""Set in the WSGI environment of a request to the label of its API key."""
 
 HAS_KEY = "lmi.has_key"
 """Set in the WSGI environment of a request that may have carried the server's API key."""
@@ -45,7 +48,7 @@ class AccessControl:
     could have its own name resolve to 127.0.0.1 and so share the server's origin. `loopback_port` is the port of another
     address of the server to which that applies.
 
-    With `api_key` every POST needs `Authorization: Bearer <key>`, `x-api-key: <key>` as Anthropic's clients send it, or
+    With `keys` every POST needs `Authorization: Bearer <key>`, `x-api-key: <key>` as Anthropic's clients send it, or
     an AWS signature whose access key id is the key, because AWS clients can send nothing else. GETs need no key: they show
     only health, metrics and names.
     """
@@ -53,7 +56,7 @@ class AccessControl:
     def __init__(
         self,
         allowed_origins: str | None,
-        api_key: str | None,
+        keys: ApiKeys,
         *,
         loopback_only: bool = False,
         loopback_port: int | None = None,
@@ -65,12 +68,12 @@ class AccessControl:
         }
         self.checks_names = loopback_only and ANY_ORIGIN not in self._listed
         self._checked_port = None if ANY_ORIGIN in self._listed else loopback_port
-        self._key = os.fsencode(api_key) if api_key else None
+        self._keys = keys
 
     @property
     def has_key(self) -> bool:
         """Whether requests need an API key."""
-        return self._key is not None
+        return self._keys.required
 
     def install(self, app: Flask) -> None:
         """Check every request to `app`, including those to unknown routes."""
@@ -88,7 +91,7 @@ class AccessControl:
         """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
         if ADMITTED in request.environ:
             return None
-        if self._key is not None:
+        if self.has_key:
             request.environ[HAS_KEY] = True
         if self._names_matter() and not self._is_local(_host_name(request.host)):
             raise Forbidden(
@@ -96,7 +99,7 @@ class AccessControl:
                 f"an origin with this name in {_OPTION} allows it"
             )
         if request.method == "OPTIONS":
-            allowed = "content-type" if self._key is None else "content-type,authorization"
+            allowed = "content-type,authorization" if self.has_key else "content-type"
             if self._from_allowed_page():  # OpenAI's client always sends a key and its own headers
                 allowed = request.headers.get("Access-Control-Request-Headers") or allowed
             return Response(
@@ -108,8 +111,11 @@ class AccessControl:
             origin = request.headers.get("Origin")
             page = "another site" if origin is None else f"origin {origin[:200]!r}"
             raise Forbidden(f"requests from {page} are not allowed; {_OPTION} lists the allowed origins")
-        if self._key is not None and not self._has_key(self._key):
-            return Response(status=401)
+        if self.has_key:
+            label = next(filter(None, map(self._keys.label_of, _given_keys())), None)
+            if label is None:
+                return Response(status=401)
+            request.environ[KEY_LABEL] = label
         return None
 
     def _names_matter(self) -> bool:
@@ -142,19 +148,6 @@ class AccessControl:
         """
         return name in self._names or is_loopback(name) or ip_address(name) is not None
 
-    @staticmethod
-    def _has_key(key: bytes) -> bool:
-        if hmac.compare_digest(request.headers.get("x-api-key", "").encode("latin-1"), key):
-            return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme == "AWS4-HMAC-SHA256":
-            # Credential=<access key id>/<date>/<region>/<service>/aws4_request, SignedHeaders=..
-            given = given.partition("Credential=")[2].partition(",")[0].rsplit("/", 4)[0]
-        elif scheme.lower() != "bearer":
-            return False
-        # WSGI decodes header bytes as Latin-1.
-        return hmac.compare_digest(given.encode("latin-1"), key)
-
     def _mark(self, response: Response) -> Response:
         origin = request.headers.get("Origin")
         if ANY_ORIGIN in self._listed:
@@ -168,6 +161,18 @@ class AccessControl:
 def needs_permission(method: str, path: str) -> bool:
     """Tell whether a request needs the API key, and must not come from another site's page."""
     return method not in _READING or _MANAGES.match(path) is not None
+
+
+def _given_keys() -> Iterator[bytes]:
+    """Yield what may be the current request's API key. WSGI decodes header bytes as Latin-1."""
+    if (given := request.headers.get("x-api-key")) is not None:
+        yield given.encode("latin-1")
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme == "AWS4-HMAC-SHA256":
+        # Credential=<access key id>/<date>/<region>/<service>/aws4_request, SignedHeaders=..
+        yield given.partition("Credential=")[2].partition(",")[0].rsplit("/", 4)[0].encode("latin-1")
+    elif scheme.lower() == "bearer":
+        yield given.encode("latin-1")
 
 
 def _host_name(host: str) -> str:

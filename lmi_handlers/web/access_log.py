@@ -39,6 +39,8 @@ def log_request(
         "first_token_ms": _milliseconds(usage.first_token_time),
         "total_ms": _milliseconds(time.monotonic() - usage.started),
     }
+    if usage.key_label:
+        fields["key_label"] = usage.key_label
     if attributes:
         fields["custom_attributes"] = {
             key: REDACTED if is_secret(key, value) else value for key, value in attributes.items()

@@ -49,7 +49,7 @@ class BatchBodies:
                     yield self._line(exchange, begun.popleft())
                 request_id = f"{payload.request_id}-{position}"
                 of_record = msgspec.structs.replace(payload, data=data, stream=False, request_id=request_id)
-                begun.append(self._begin(exchange, of_record, Usage(started=time.monotonic()), deadline))
+                begun.append(self._begin(exchange, of_record, self._usage(exchange), deadline))
                 give_way()
             while begun:
                 yield self._line(exchange, begun.popleft())
@@ -60,6 +60,10 @@ class BatchBodies:
                     record.answer.close()
                     outcome = ClientDisconnected()
                 self._model.metrics.ended(record.usage, outcome)
+
+    @staticmethod
+    def _usage(exchange: Exchange) -> Usage:
+        return Usage(started=time.monotonic(), key_label=exchange.usage.key_label)
 
     def _begin(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> _Record:
         answer: Answer | LMIError

@@ -32,6 +32,7 @@ from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.phases import server_timing
 from lmi_handlers.telemetry.tracing import worker_traces
+from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
@@ -52,7 +53,7 @@ class Exchange:
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
         model: Served = current_app.extensions["lmi_model"]
         self._arrived = time.monotonic()
-        self.usage = Usage(started=self._arrived)
+        self.usage = Usage(started=self._arrived, key_label=request.environ.get(KEY_LABEL, ""))
         self.counts = counts
         self.hurries = request.headers.get(_FORWARDED_API) != "InvokeEndpointAsync"
         self._request: GenerationRequest | None = None

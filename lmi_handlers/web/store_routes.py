@@ -19,7 +19,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady, LMIError, PayloadTooLarge, QueueFull, UnsupportedMediaType
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.models.model_apps import ModelApps
-from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.access_control import KEY_LABEL, AccessControl
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.dispatcher import REFUSAL, Refusal
@@ -60,7 +60,7 @@ def _note(refusal: Refusal, response: Response, apps: ModelApps) -> None:
     for held in apps.held:
         if held.entry.name == refusal.model:
             held.app.model.metrics.responded(response.status_code)
-    usage = Usage(started=refusal.arrived)
+    usage = Usage(started=refusal.arrived, key_label=request.environ.get(KEY_LABEL, ""))
     fields = log_request(
         model=refusal.model[:200],
         request_id=response.headers["x-request-id"],

@@ -17,7 +17,7 @@ LEVELS = {
     "critical": "critical",
 }
 VARIABLES = {
-    "who_can_connect(addresses, has_key=has_key, no_console=no_console)": "only this machine … can connect …`, "
+    "who_can_connect(addresses, key=key, no_console=no_console)": "only this machine … can connect …`, "
     "`other machines can connect …`, `whoever may open the Unix socket can connect …",
     "excess": "option.kv_cache_memory_bytes=… is … bytes, but only … bytes of memory are free: "
     "the engine may be killed when it uses them",
