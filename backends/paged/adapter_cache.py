@@ -33,7 +33,7 @@ class AdapterCache:
     """
 
     def __init__(self, read: Reader, *, max_loras: int = DEFAULT_MAX_LORAS, max_cpu_loras: int | None = None) -> None:
-        self._max_loras = max_loras
+        self.max_loras = max_loras
         self._max_cpu_loras = max(max_cpu_loras or 0, max_loras)
         self.read = read
         self._entries: dict[str, _Entry] = {}
@@ -97,7 +97,7 @@ class AdapterCache:
         self._loaded.move_to_end(name)
         self._evict(in_use, but=name)
         adapter = self._loaded[name]
-        return adapter if adapter in in_use or len(in_use) < self._max_loras else None
+        return adapter if adapter in in_use or len(in_use) < self.max_loras else None
 
     def _evict(self, in_use: Collection[Any], but: str = "") -> None:
         """Drop the adapters that were not used for longest."""

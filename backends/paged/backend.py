@@ -126,6 +126,9 @@ class PagedBackend(Backend):
         self._capabilities = msgspec.structs.replace(
             capabilities,
             max_model_len=min(capabilities.max_model_len, runner.num_blocks * runner.block_size),
+            block_size=runner.block_size,
+            num_blocks=runner.num_blocks,
+            max_loras=None if adapters is None else adapters.max_loras,
             unsupported=tuple(
                 dict.fromkeys((*capabilities.unsupported, *(name for name, needed in needs.items() if needed is None)))
             ),

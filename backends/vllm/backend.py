@@ -111,6 +111,9 @@ class VLLMBackend(Backend):
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
             takes_cache_salt=True,
+            block_size=config.cache_config.block_size,
+            num_blocks=config.cache_config.num_gpu_blocks or 0,
+            max_loras=None if config.lora_config is None else config.lora_config.max_loras,
         )
         if config.structured_outputs_config.backend == GRAMMAR_LIBRARY:
             self._grammars = self._grammar_compiler(model)

@@ -36,7 +36,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     needs. The engine process sets it.
     `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
     `embedding_size` is the number of dimensions if the backend embeds prompts. `labels` are the names of the scores if
-    it classifies them, in order. `pooling` is sentence-transformers' word for how the vectors of tokens become one.
+    it classifies them, in order. `block_size` is the number of tokens in a block of the KV cache, which has `num_blocks`;
+    both are 0 if the backend does not report them. `max_loras` is the maximum number of adapters in one batch, None if
+    there is no limit but `max_num_seqs`. `pooling` is sentence-transformers' word for how the vectors of tokens become one.
     """
 
     backend: str
@@ -58,6 +60,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int | None = None
     labels: tuple[str, ...] = ()
     pooling: str = ""
+    block_size: int = 0
+    num_blocks: int = 0
+    max_loras: int | None = None
 
     @property
     def max_input_tokens(self) -> int:

@@ -35,12 +35,13 @@ class Job(Generic[WorkerT]):
         self.running: dict[str, int] = {}
         self.waiting = deque(range(len(submit.prompts) * submit.sampling_params.n))
         self.head_start = min(max(-submit.priority * SECONDS_PER_PRIORITY, -MAX_HEAD_START), MAX_HEAD_START)
+        self.adapters = frozenset(prompt.adapter for prompt in submit.prompts if prompt.adapter is not None)
         self._submit = submit
         self._key = key
 
     def uses_adapter(self, name: str) -> bool:
         """Tell whether any of its prompts needs this adapter."""
-        return any(prompt.adapter == name for prompt in self._submit.prompts)
+        return name in self.adapters
 
     def sequence(self, index: int) -> TokenRequest:
         """Return sequence `index` for the backend. Built only when it starts, because a request may have hundreds."""

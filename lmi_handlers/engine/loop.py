@@ -142,6 +142,13 @@ class EngineLoop:
         """
         return self._queue.sequences + self._inbox.qsize()
 
+    def adapters_in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the adapters of requests that run, and of those of which nothing runs yet. Any thread may call it."""
+        running, waiting = set[str](), set[str]()
+        for job in list(self._jobs.values()):
+            (running if job.running else waiting).update(job.adapters)
+        return tuple(sorted(running)), tuple(sorted(waiting))
+
     def uses_adapter(self, name: str) -> bool:
         """Tell whether a request that waits or runs needs an adapter. Only for a `LoopCall`."""
         return any(job.uses_adapter(name) for job in self._jobs.values())

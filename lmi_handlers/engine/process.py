@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervised import run_supervised
 from lmi_handlers.engine.worker_server import WorkerServer
 from lmi_handlers.metrics.engine import EngineMetrics
+from lmi_handlers.metrics.engine_info import EngineInfo
 from lmi_handlers.model_files.cache_dir import checkpoint_dir, default_cache_dir
 from lmi_handlers.model_files.fetch import local_model
 from lmi_handlers.model_files.locate import find_config, find_gguf
@@ -111,7 +113,7 @@ def _serve(
             for name, source in find_adapters(settings.properties, files.path).items()
             if name in files.adapters
         },
-        reserved=(settings.properties.name, settings.properties.model_id or settings.properties.name),
+        reserved=(*settings.properties.served_names, settings.properties.name, settings.properties.model_id or ""),
     )
     adapters.restore()
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat, adapters.handle)
@@ -119,7 +121,8 @@ def _serve(
     heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
     start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
-    start_repeating(_LOAD_INTERVAL, lambda: _publish_load(loop, backend, metrics))
+    publish = partial(_publish_load, loop, backend, metrics, has_adapters=settings.properties.enable_lora)
+    start_repeating(_LOAD_INTERVAL, publish)
     start_repeating(_WATCH_INTERVAL, adapters.follow)
     seconds = report.finish()
     server.announce(_with(ready, adapters.names))
@@ -297,10 +300,17 @@ def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer) -> None:
         os._exit(EXIT_STUCK)
 
 
-def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
-    """Publish the load and the counters. Not done in the loop, because its steps may take long."""
+def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics, *, has_adapters: bool) -> None:
+    """Publish the load, the counters and the adapters in use. Not done in the loop, because its steps may take long."""
     metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
     metrics.count(backend.counters)
+    capabilities = backend.capabilities
+    info = EngineInfo(block_size=capabilities.block_size, num_blocks=capabilities.num_blocks)
+    if has_adapters:
+        running, waiting = loop.adapters_in_use()
+        most = capabilities.max_num_seqs if capabilities.max_loras is None else capabilities.max_loras
+        info = msgspec.structs.replace(info, max_loras=most, running=running, waiting=waiting)
+    metrics.set_info(info)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,14 @@ always `0`. Those that are called `lmi_` are this server's own, and have no labe
 body once. It leaves out `/ping`, `/metrics`, and what is rejected before it reaches an API: wrong
 paths, methods and API keys. A stream whose status was 200 when it failed is counted as 200.
 
+For routers such as the Gateway API Inference Extension, llm-d and dynamo, there are two of vLLM's
+series with values in their labels. `vllm:lora_requests_info` has `max_lora`,
+`running_lora_adapters` and `waiting_lora_adapters` (names separated by commas), and the time of the
+last change as its value; it is there with `option.enable_lora`. `vllm:cache_config_info` has
+`block_size`, `num_gpu_blocks` and `engine`, on engines that report the use of their KV cache. Of
+vLLM's configuration, the other labels are left out. Neither has `model_name`, except on a server
+with several models.
+
 Where clients need an [API key](operating.md#api-keys), `lmi_key_requests_total`,
 `lmi_key_prompt_tokens_total` and `lmi_key_generated_tokens_total` count requests and their tokens
 by `key_label`, from the first request on. A request that generates nothing is left out.
@@ -245,9 +253,8 @@ ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count
 
 * TGI's `tgi_batch_*` except the size: engines do not report which part of a step was prefill.
 * vLLM's series of single engine steps and cache blocks (`vllm:iteration_tokens_total`,
-  `vllm:kv_block_*`, `vllm:num_requests_waiting_by_reason`, `vllm:prompt_tokens_by_source`), of its
-  configuration (`vllm:cache_config_info`) and of adapters (`vllm:lora_requests_info`), and those
-  that vLLM itself has removed (`vllm:num_requests_swapped`, `vllm:cpu_cache_usage_perc`).
+  `vllm:kv_block_*`, `vllm:num_requests_waiting_by_reason`, `vllm:prompt_tokens_by_source`), and
+  those that vLLM itself has removed (`vllm:num_requests_swapped`, `vllm:cpu_cache_usage_perc`).
 * DJL's names (`RequestLatency`, `QueueLength` and others).
 """
 

@@ -9,6 +9,7 @@ from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells
+from lmi_handlers.metrics.engine_info import EngineInfo, EngineInfoFile
 
 
 class EngineMetrics:
@@ -19,6 +20,7 @@ class EngineMetrics:
 
     def __init__(self, directory: Path, *, replica: int = 0, replicas: int = 1) -> None:
         self._cells = Cells(directory, CATALOGUE)
+        self._info = EngineInfoFile(directory, replica)
         self._counted = EngineCounters()
         self._replica = replica
         self._replicas = replicas
@@ -31,6 +33,10 @@ class EngineMetrics:
             self._cells.set(gauge, running)
         for gauge in (catalogue.WAITING, catalogue.QUEUE_SIZE):
             self._cells.set(gauge, waiting)
+
+    def set_info(self, info: EngineInfo) -> None:
+        """Set what the labels of vLLM's series say."""
+        self._info.write(info)
 
     def count(self, counters: EngineCounters) -> None:
         """Add what the engine has counted since the last call."""

@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.metrics import catalogue, keys
+from lmi_handlers.metrics import catalogue, engine_info, keys
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.series import Metric, Values, exposition
@@ -50,7 +50,11 @@ def page_of(models: Iterable[RequestMetrics]) -> str:
     """Return the text for `GET /metrics` of a server with several models. All series name their model."""
     known = list(models)
     own = exposition(CATALOGUE.metrics, [model.values() for model in known], labels_all=True)
-    return own + keys.exposition([model.used_by_key() for model in known])
+    return (
+        own
+        + engine_info.exposition([model.engines() for model in known])
+        + keys.exposition([model.used_by_key() for model in known])
+    )
 
 
 class RequestMetrics:
@@ -61,7 +65,8 @@ class RequestMetrics:
 
     def __init__(self, directory: Path, model_name: str) -> None:
         self._directory = directory
-        self._model_labels = {"model_name": model_name, "engine": "0"}
+        self._name = {"model_name": model_name}
+        self._model_labels = {**self._name, "engine": "0"}
         self._cells = Cells(directory, CATALOGUE)
         self._keys = keys.KeyMetrics(keys.key_metrics_dir(directory))
         self._lock = threading.Lock()
@@ -73,16 +78,25 @@ class RequestMetrics:
 
     def page(self) -> str:
         """Return the text for `GET /metrics`."""
+        _, engines = self.engines()
         _, used = self.used_by_key()
-        return exposition(CATALOGUE.metrics, [self.values()]) + keys.exposition([({}, used)])
+        return (
+            exposition(CATALOGUE.metrics, [self.values()])
+            + engine_info.exposition([({}, engines)])
+            + keys.exposition([({}, used)])
+        )
 
     def values(self) -> Values:
         """Return the metrics of all workers, and the labels that name the model."""
         return totals(self._directory, CATALOGUE), self._model_labels
 
+    def engines(self) -> tuple[Mapping[str, str], Mapping[str, engine_info.EngineInfo]]:
+        """Return the labels that name the model, and what its engines say of themselves."""
+        return self._name, engine_info.read_engines(self._directory)
+
     def used_by_key(self) -> tuple[Mapping[str, str], keys.UsageByKey | None]:
         """Return the labels that name the model, and what clients with an API key have used of it."""
-        return self._model_labels, self._keys.values()
+        return self._name, self._keys.values()
 
     def generated(self, tokens: int, gap: float | None) -> None:
         """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from prompts import encoded
 from recording_echo import EOS, RecordingEcho, RecordingWorker
@@ -68,6 +69,19 @@ class LoopWithWorker:
 
     def failures(self) -> list[tuple[int, str]]:
         return [(message.number, message.error) for message in self.worker.messages if isinstance(message, Failed)]
+
+
+def test_adapters_of_requests_that_run_and_that_wait() -> None:
+    engine = LoopWithWorker(RollingBatch(1))
+    for number, name in enumerate(("b", "a", None, "c", "a"), 1):
+        prompts = [msgspec.structs.replace(prompt, adapter=name) for prompt in encoded(b"x")]
+        engine.inbox.put((engine.worker, Submit(number, f"r{number}", prompts, SamplingParams(max_tokens=1))))
+    assert engine.loop.adapters_in_use() == ((), ())
+    engine.loop._receive()
+    engine.loop._admit()
+    assert engine.loop.adapters_in_use() == (("b",), ("a", "c"))
+    engine.run_until(1, 2, 3, 4, 5)
+    assert engine.loop.adapters_in_use() == ((), ())
 
 
 def test_invalid_request_does_not_affect_others() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 from hypothesis import given
@@ -40,7 +41,8 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics.catalogue import CATALOGUE, metrics_page
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.engine import EngineMetrics
-from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.metrics.engine_info import EngineInfo
+from lmi_handlers.metrics.requests import RequestMetrics, page_of
 from lmi_handlers.metrics.series import Catalogue, exposition
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
@@ -401,6 +403,28 @@ def test_an_engines_counters_go_on_in_the_next_engine(tmp_path: Path) -> None:
 def test_docs_metrics_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert page == metrics_page(), "run: python -m lmi_handlers.metrics.catalogue > docs/metrics.md"
+
+
+def test_engines_tell_routers_of_their_cache_and_adapters(tmp_path: Path) -> None:
+    """The labels are vLLM's. Routers take the adapters of the series with the latest time."""
+    directory = tmp_path / "metrics"
+    server = RequestMetrics(directory, "m")
+    engines = [EngineMetrics(directory, replica=replica, replicas=2) for replica in range(2)]
+    assert "_info" not in server.page()
+    cache = EngineInfo(block_size=16, num_blocks=100)
+    engines[0].set_info(msgspec.structs.replace(cache, max_loras=4, running=("a", "b")))
+    engines[1].set_info(msgspec.structs.replace(cache, max_loras=4, waiting=("c",)))
+    labels = '{max_lora="4",waiting_lora_adapters="c",running_lora_adapters="a,b"}'
+    [since] = re.findall(rf"^vllm:lora_requests_info{re.escape(labels)} ([\d.]+)$", server.page(), re.MULTILINE)
+    assert abs(float(since) - time.time()) < 3600
+    for engine in "01":
+        line = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="100",engine="{engine}"}} 1'
+        assert line in server.page().splitlines()
+    assert 'lora_requests_info{model_name="m",max_lora="4",' in page_of([server])
+    EngineMetrics(directory, replica=0, replicas=2)  # it is started again
+    assert 'engine="0"} 1' not in server.page()
+    engines[1].set_info(cache)  # without adapters
+    assert "lora_requests_info" not in server.page()
 
 
 def small_catalogue() -> Catalogue:
