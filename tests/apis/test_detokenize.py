@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from facts import says
 from serving import Server
 
 
@@ -71,7 +72,7 @@ def test_vllms_conversation(model_server: Server) -> None:
     ("body", "words"),
     [
         ({"prompt": 1}, "prompt"),
-        ({"prompt": "a" * 65_537}, "prompt: must have at most 65536 tokens"),
+        ({"prompt": "a" * 65_537}, "prompt: 65536 tokens"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "user", "content": "Hi"}], "chat_template": "x"}, "chat_template"),
         (
@@ -87,4 +88,4 @@ def test_vllms_conversation(model_server: Server) -> None:
 def test_wrong_bodies_of_vllm_are_refused(echo_server: Server, body: dict[str, Any], words: str) -> None:
     answer = echo_server.invoke(body, path="/tokenize")
     assert 400 <= answer.status_code < 500
-    assert words in answer.json()["error"]
+    assert says(answer.json()["error"], words)

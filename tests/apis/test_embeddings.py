@@ -13,6 +13,7 @@ import openai
 import pytest
 import requests
 from client_scripts import CLIENTS_PYTHON, runner
+from facts import Said, says
 from openapi_documents import document
 from openapi_spec_validator import validate
 from serving import Server, StartServer
@@ -93,23 +94,23 @@ def test_truncation_keeps_the_beginning(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "field", "cause"),
     [
-        ({"input": []}, "input", "must not be empty"),
-        ({"input": ["a", ""]}, "input[1]", "has no tokens"),
-        ({"input": ["a", 1]}, "input", "must be token ids or a list of prompts, not both"),
-        ({"input": [5000]}, "input", "token ids must be from 0 to 256"),
-        ({"input": ["a"] * 9}, "input", "asks for 9 prompts; at most 8 are allowed"),
+        ({"input": []}, "input", "empty"),
+        ({"input": ["a", ""]}, "input[1]", "no tokens"),
+        ({"input": ["a", 1]}, "input", "ids list prompts"),
+        ({"input": [5000]}, "input", "ids 0 256"),
+        ({"input": ["a"] * 9}, "input", "9 prompts 8"),
         ({"input": "a" * 41}, "input", "maximum context length is 40 tokens"),
-        ({"input": "a", "dimensions": 17}, "dimensions", "must be at most 16, got 17"),
-        ({"input": "a", "dimensions": 0}, "dimensions", "must be at least 1, got 0"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "Invalid enum value"),
-        ({"inputs": "a"}, None, "missing required field `input`"),
+        ({"input": "a", "dimensions": 17}, "dimensions", "most 16 17"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "least 1 0"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "Invalid enum"),
+        ({"inputs": "a"}, None, "missing required field input"),
     ],
 )
 def test_bad_requests_name_the_field(server: Server, body: dict[str, Any], field: str | None, cause: str) -> None:
     answer = server.invoke(body, path="/v1/embeddings")
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
-    assert cause in error["message"]
+    assert says(error["message"], cause)
 
 
 def test_a_prompt_of_the_full_length_fits(server: Server) -> None:
@@ -174,7 +175,7 @@ def test_tei_truncates_on_request(server: Server) -> None:
     refused = server.invoke({"inputs": text}, path="/embed")
     assert (refused.status_code, refused.json()) == (
         413,
-        {"error": "inputs: must have at most 40 tokens, got 60; or set truncate to true", "error_type": "Validation"},
+        {"error": Said("inputs: 40 60 truncate"), "error_type": "Validation"},
     )
     for side, kept in (("right", text[:40]), ("left", text[-40:])):
         body = {"inputs": text, "truncate": True, "truncation_direction": side}
@@ -196,7 +197,7 @@ def test_tei_compares_texts(server: Server) -> None:
     assert server.invoke({"inputs": inputs}, path="/similarity").content == b"[1.0,0.5,0.0]"
     inputs["sentences"] = ["a" * 50]
     refused = server.invoke({"inputs": inputs}, path="/similarity")
-    assert (refused.status_code, "inputs[1]: must have at most 40 tokens" in refused.json()["error"]) == (413, True)
+    assert (refused.status_code, says(refused.json()["error"], "inputs[1]: 40 tokens")) == (413, True)
     answer = server.invoke({"inputs": inputs, "parameters": {"truncate": True}}, path="/similarity").json()
     assert answer == [pytest.approx(0.5**0.5)]
     for sentences, cause in (([], "must not be empty"), (["a"] * 8, "asks for 9 prompts")):
@@ -210,16 +211,16 @@ def test_tei_compares_texts(server: Server) -> None:
         (
             {"inputs": "a", "prompt_name": "query"},
             413,
-            "prompt_name: must be the name of one of the model's prompts (none)",
+            "prompt_name: prompts none",
         ),
-        ({"inputs": "a", "encoding_format": "base64"}, 422, "encoding_format: Invalid enum value"),
+        ({"inputs": "a", "encoding_format": "base64"}, 422, "encoding_format: Invalid enum"),
         ({"inputs": 1}, 422, "inputs: Expected"),
-        ({"inputs": []}, 413, "inputs: must not be empty"),
+        ({"inputs": []}, 413, "inputs: empty"),
     ],
 )
 def test_tei_bad_requests(server: Server, body: dict[str, Any], status: int, cause: str) -> None:
     answer = server.invoke(body, path="/embed")
-    assert (answer.status_code, cause in answer.json()["error"]) == (status, True), answer.text
+    assert (answer.status_code, says(answer.json()["error"], cause)) == (status, True), answer.text
 
 
 def test_dialect_tei_puts_its_answers_on_the_invoke_routes(start_server: StartServer) -> None:
@@ -251,7 +252,7 @@ def test_aleph_alpha_embeds_one_prompt_or_several(server: Server) -> None:
 def test_aleph_alpha_errors_name_its_fields(server: Server) -> None:
     body = {"model": "any", "representation": "query", "prompt": "a", "compress_to_size": 128}
     answer = server.invoke(body, path="/semantic_embed")
-    assert (answer.status_code, answer.json()["error"]) == (400, "compress_to_size: must be at most 16, got 128")
+    assert (answer.status_code, says(answer.json()["error"], "compress_to_size: 16 128")) == (400, True)
     answer = server.invoke(body | {"prompts": []}, path="/batch_semantic_embed")
     assert (answer.status_code, answer.json()["error"]) == (400, "prompts: must not be empty")
     answer = server.invoke(body | {"representation": "other"}, path="/semantic_embed")
@@ -359,17 +360,17 @@ def test_tei_tokenizes_and_decodes(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "cause"),
     [
-        ("/tokenize", {"inputs": []}, 413, "inputs: must not be empty"),
-        ("/tokenize", {"inputs": ["a"] * 9}, 413, "at most 8 are allowed (option.max_sequences)"),
-        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 413, "must be the name of one of the model's prompts"),
-        ("/tokenize", {"inputs": ["a" * 40_000, "b" * 40_000]}, 413, "inputs: must have at most 65536 tokens"),
+        ("/tokenize", {"inputs": []}, 413, "inputs: empty"),
+        ("/tokenize", {"inputs": ["a"] * 9}, 413, "8 option.max_sequences"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 413, "name model's prompts"),
+        ("/tokenize", {"inputs": ["a" * 40_000, "b" * 40_000]}, 413, "inputs: 65536 tokens"),
         ("/tokenize", {"inputs": "\ud800"}, 400, ""),
         ("/tokenize", {}, 422, "inputs"),
-        ("/decode", {"ids": []}, 413, "ids: must not be empty"),
+        ("/decode", {"ids": []}, 413, "ids: empty"),
         ("/decode", {"ids": [[1], []]}, 422, "ids[1]"),
-        ("/decode", {"ids": [1, [2]]}, 422, "ids: must be token ids, or lists of token ids"),
-        ("/decode", {"ids": [[1]] * 9}, 413, "at most 8 are allowed (option.max_sequences)"),
-        ("/decode", {"ids": [97] * 65_537}, 413, "ids: must have at most 65536 token ids, got 65537"),
+        ("/decode", {"ids": [1, [2]]}, 422, "ids: ids lists"),
+        ("/decode", {"ids": [[1]] * 9}, 413, "8 option.max_sequences"),
+        ("/decode", {"ids": [97] * 65_537}, 413, "ids: 65536 65537"),
         ("/decode", {"ids": [-1]}, 422, "ids[0]"),
         ("/decode", {"ids": [2**32]}, 422, "ids[0]"),
     ],
@@ -377,7 +378,7 @@ def test_tei_tokenizes_and_decodes(server: Server) -> None:
 def test_tei_rejects(server: Server, path: str, body: dict[str, Any], status: int, cause: str) -> None:
     answer = server.invoke(body, path=path)
     assert (answer.status_code, answer.json().keys()) == (status, {"error", "error_type"})
-    assert cause in answer.json()["error"]
+    assert says(answer.json()["error"], cause)
 
 
 def test_tei_describes_the_model(server: Server) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from facts import raises
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.lmi.dialect import LmiDialect
@@ -86,7 +87,7 @@ def test_lmi_defaults_for_tensorrt_llm(parameters: dict[str, Any], expected: tup
 @pytest.mark.parametrize("seed", ["9" * 5000, "1" * 21, "\u0661", "-1", "1_0", ""], ids=lambda text: text[:8])
 @pytest.mark.parametrize("name", ["seed", "random_seed"])
 def test_seed_that_is_not_a_number_is_rejected(name: str, seed: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^parameters.{name}: must be an integer from 0 to 18446744073709551615"):
+    with raises(InvalidRequest, f"parameters.{name}: integer 0 18446744073709551615"):
         parse({name: seed})
 
 
@@ -148,5 +149,5 @@ def test_only_returned_prompt_logprobs_are_requested(parameters: dict[str, Any],
 
 
 def test_negative_number_of_prompt_logprobs() -> None:
-    with pytest.raises(InvalidRequest, match=r"^parameters\.prompt_logprobs: must be from 0 to 128, got -1$"):
+    with raises(InvalidRequest, "parameters.prompt_logprobs: 0 128 -1"):
         parse({"prompt_logprobs": -1})

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import requests
 from capabilities import facts
+from facts import raises, says
 from openapi_documents import document
 from prompts import rendered
 from server_sent_events import json_chunks
@@ -182,7 +183,7 @@ def test_harmony_is_on_by_default(enabled: bool | None, separated: bool) -> None
 def test_the_reasoning_of_earlier_messages_is_passed_to_the_template(name: str) -> None:
     message = msgspec.convert({"role": "assistant", name: "Hm."}, Message).text_only("messages[0]")
     assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
-    with pytest.raises(InvalidRequest, match="has neither content nor tool_calls"):
+    with raises(InvalidRequest, "content tool_calls"):
         msgspec.convert({"role": "assistant", name: ""}, Message).text_only("messages[0]")
 
 
@@ -360,12 +361,12 @@ def test_without_the_option_reasoning_stays_in_the_content(echo_server: Server) 
 @pytest.mark.parametrize(
     ("option", "cause"),
     [
-        ("reasoning_parser=nonsense", "unknown option.reasoning_parser 'nonsense'"),
-        ("enable_reasoning=true", "option.enable_reasoning=true: the chat template does not show"),
-        ("thinking_token_budget=9", "option.thinking_token_budget needs a model whose thoughts"),
+        ("reasoning_parser=nonsense", "unknown option.reasoning_parser nonsense"),
+        ("enable_reasoning=true", "option.enable_reasoning=true chat template"),
+        ("thinking_token_budget=9", "option.thinking_token_budget model thoughts"),
     ],
 )
 def test_the_server_does_not_start_with_invalid_options(start_server: StartServer, option: str, cause: str) -> None:
     server = start_server(f"option.rolling_batch=echo\noption.{option}\n", ready=False)
     assert server.process.wait(120) == 1
-    assert cause in server.log
+    assert says(server.log, cause)

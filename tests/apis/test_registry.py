@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 from click.testing import CliRunner
+from facts import Said, raises, says
 from openapi_spec_validator import validate
 from paths import SUPPORT
 from serving import Server
@@ -69,7 +70,7 @@ def test_case_of_a_dialects_name_does_not_matter() -> None:
 
 @pytest.mark.parametrize("name", ["morse", "openai"])
 def test_dialect_that_the_invoke_routes_cannot_speak(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^option.dialect has value '{name}': must be one of lmi, mindie, tgi$"):
+    with raises(ConfigError, f"option.dialect {name} mindie tgi"):
         served(dialect=name)
 
 
@@ -77,11 +78,11 @@ def test_lmi_check_refuses_an_unknown_dialect(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=echo\noption.dialect=morse\n")
     result = CliRunner().invoke(main, ["check", "--model-dir", str(tmp_path)], env={"LOG_FORMAT": "text"})
     assert result.exit_code == 1
-    assert result.stderr == "lmi: error: option.dialect has value 'morse': must be one of lmi, mindie, tgi\n"
+    assert says(result.stderr, "lmi: error: option.dialect morse lmi mindie tgi")
 
 
 def test_dialect_that_is_not_tgis_conflicts_with_tgi_compat() -> None:
-    with pytest.raises(ConfigError, match=r"^option.dialect=lmi conflicts with option.tgi_compat=true: "):
+    with raises(ConfigError, "option.dialect=lmi conflicts option.tgi_compat=true"):
         served(dialect="lmi", tgi_compat=True)
 
 
@@ -106,25 +107,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Non
 
 def test_broken_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "no_such_module:Broken")
-    with pytest.raises(ConfigError, match=r"^API 'other' cannot be imported: ModuleNotFoundError: "):
+    with raises(ConfigError, "API other ModuleNotFoundError"):
         served()
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ("create = lambda self: 1 / 0", r"API 'other' cannot be created: ZeroDivisionError: division by zero"),
-        ("routes = lambda self: 1 / 0", r"API 'other' cannot declare its routes: ZeroDivisionError: division by zero"),
-        ("path = '/generate'", r"APIs 'tgi' and 'other' have the same route: POST /generate"),
-        ("path = '/ping'", r"APIs 'server' and 'other' have the same route: POST /ping"),
-        ("path = 'other'", r"API 'other' has the path 'other': it must begin with a slash, .*"),
+        ("create = lambda self: 1 / 0", "API other created ZeroDivisionError"),
+        ("routes = lambda self: 1 / 0", "API other routes ZeroDivisionError"),
+        ("path = '/generate'", "APIs tgi other POST /generate"),
+        ("path = '/ping'", "APIs server other POST /ping"),
+        ("path = 'other'", "API other path slash"),
         (
             "path = '/other/{name}'",
-            r"API 'other' has the path '/other/{name}': .*, and its parameters must be declared",
+            "API other /other/{name} parameters declared",
         ),
-        ("name = 'generate'", r"APIs 'tgi' and 'other' have the same operation id: generate"),
-        ("claims = {'prompt': GENERATION}", r"APIs 'openai' and 'other' have the same claim: prompt"),
-        ("prefixes = ('/v1',)", r"APIs 'openai' and 'other' have the same path prefix: /v1"),
+        ("name = 'generate'", "APIs tgi other operation generate"),
+        ("claims = {'prompt': GENERATION}", "APIs openai other claim prompt"),
+        ("prefixes = ('/v1',)", "APIs openai other prefix /v1"),
     ],
 )
 def test_plugin_that_cannot_be_served_is_named(
@@ -155,7 +156,7 @@ class OtherApi(Api):
     monkeypatch.syspath_prepend(PLUGIN)
     install(tmp_path, monkeypatch, "other_api:OtherApi")
     monkeypatch.delitem(sys.modules, "other_api", raising=False)
-    with pytest.raises(ConfigError, match=f"^{message}$"):
+    with raises(ConfigError, message):
         served()
 
 
@@ -200,7 +201,7 @@ def test_tgis_routes_remain(server: Server) -> None:
 def test_third_partys_errors_of_the_router(server: Server) -> None:
     answer = requests.post(f"{server.url}/say/more", json={}, timeout=60)
     assert answer.status_code == 404
-    assert answer.json() == {"sorry": "/say/more is not a route of this server; GET /openapi.json lists all routes"}
+    assert answer.json() == {"sorry": Said("/say/more not route GET /openapi.json")}
 
 
 def test_third_partys_route_is_in_the_document(server: Server) -> None:

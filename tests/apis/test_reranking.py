@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import requests
+from facts import Said, says
 from openapi_documents import document
 from openapi_spec_validator import validate
 from serving import Server
@@ -56,7 +57,7 @@ def test_tei_truncates_the_longer_text_on_request(server: Server) -> None:
     assert (refused.status_code, refused.json()) == (
         413,
         {
-            "error": "texts[1]: must have at most 40 tokens, got 64; or set truncate to true",
+            "error": Said("texts[1]: 40 64 truncate"),
             "error_type": "Validation",
         },
     )
@@ -68,25 +69,25 @@ def test_tei_truncates_the_longer_text_on_request(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "cause"),
     [
-        ("/rerank", {"query": "a", "texts": []}, 413, "texts: must not be empty"),
-        ("/rerank", {"query": "", "texts": [""]}, 413, "texts: has no tokens"),
-        ("/rerank", {"query": "", "texts": ["a", ""]}, 413, "texts[1]: has no tokens"),
-        ("/rerank", {"query": "a", "texts": ["a"] * 9}, 413, "texts: asks for 9 prompts; at most 8 are allowed"),
-        ("/rerank", {"query": "a" * 5000, "texts": ["a"] * 8}, 413, "query: has 5000 characters, for each of 8 texts"),
-        ("/rerank", {"query": "a", "texts": ["\ud800"]}, 400, "the body is not valid JSON"),
-        ("/rerank", {"query": "a", "texts": "a"}, 422, "texts: Expected `array`"),
-        ("/rerank", {"texts": ["a"]}, 422, "missing required field `query`"),
+        ("/rerank", {"query": "a", "texts": []}, 413, "texts: empty"),
+        ("/rerank", {"query": "", "texts": [""]}, 413, "texts: no tokens"),
+        ("/rerank", {"query": "", "texts": ["a", ""]}, 413, "texts[1]: no tokens"),
+        ("/rerank", {"query": "a", "texts": ["a"] * 9}, 413, "texts: 9 8"),
+        ("/rerank", {"query": "a" * 5000, "texts": ["a"] * 8}, 413, "query: 5000 8"),
+        ("/rerank", {"query": "a", "texts": ["\ud800"]}, 400, "body valid JSON"),
+        ("/rerank", {"query": "a", "texts": "a"}, 422, "texts: Expected array"),
+        ("/rerank", {"texts": ["a"]}, 422, "required field query"),
         ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "up"}, 422, "truncation_direction"),
-        ("/predict", {"inputs": []}, 413, "inputs: must not be empty"),
-        ("/predict", {"inputs": [[]]}, 413, "inputs[0]: must have one or two texts, got 0"),
-        ("/predict", {"inputs": ["a", "b", "c"]}, 413, "inputs: must have one or two texts, got 3"),
-        ("/predict", {"inputs": ["a", ["b"]]}, 413, "inputs: must be texts or lists of texts, not both"),
-        ("/predict", {"inputs": [["a"]] * 9}, 413, "inputs: asks for 9 prompts"),
+        ("/predict", {"inputs": []}, 413, "inputs: empty"),
+        ("/predict", {"inputs": [[]]}, 413, "inputs[0]: texts 0"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, 413, "inputs: texts 3"),
+        ("/predict", {"inputs": ["a", ["b"]]}, 413, "inputs: texts lists"),
+        ("/predict", {"inputs": [["a"]] * 9}, 413, "inputs: 9 prompts"),
     ],
 )
 def test_tei_bad_requests(server: Server, path: str, body: dict[str, Any], status: int, cause: str) -> None:
     answer = server.invoke(body, path=path)
-    assert (answer.status_code, cause in answer.json()["error"]) == (status, True), answer.text
+    assert (answer.status_code, says(answer.json()["error"], cause)) == (status, True), answer.text
 
 
 def test_the_failure_of_a_text_fails_its_request_alone(server: Server) -> None:
@@ -166,24 +167,24 @@ def test_rerank_truncates_pairs(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "field", "cause"),
     [
-        ("/v1/rerank", {"query": "a", "documents": []}, "documents", "must not be empty"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"] * 9}, "documents", "asks for 9 prompts"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", "b" * 40]}, "documents", "prompt 2 has 41"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents", "empty"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 9}, "documents", "9 prompts"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "b" * 40]}, "documents", "prompt 2 41"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", ">= 0"),
-        ("/v1/rerank", {"query": "a", "documents": [{}]}, "documents[0]", "missing required field `text`"),
-        ("/v2/rerank", {"query": "a" * 5000, "documents": ["b"] * 8}, "query", "for each of 8 texts"),
-        ("/score", {"text_1": "a"}, None, "the body must have text_1 and text_2, or queries and documents, or"),
-        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "must have one text, or as many as text_2 (1)"),
-        ("/score", {"text_1": [], "text_2": []}, "text_1", "must not be empty"),
-        ("/score", {"text_1": "a", "text_2": []}, "text_2", "must not be empty"),
-        ("/score", {"text_1": ["a"] * 9, "text_2": ["b"] * 9}, "text_2", "asks for 9 prompts"),
+        ("/v1/rerank", {"query": "a", "documents": [{}]}, "documents[0]", "missing required field text"),
+        ("/v2/rerank", {"query": "a" * 5000, "documents": ["b"] * 8}, "query", "8 texts"),
+        ("/score", {"text_1": "a"}, None, "text_1 text_2 queries"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text text_2 1"),
+        ("/score", {"text_1": [], "text_2": []}, "text_1", "empty"),
+        ("/score", {"text_1": "a", "text_2": []}, "text_2", "empty"),
+        ("/score", {"text_1": ["a"] * 9, "text_2": ["b"] * 9}, "text_2", "9 prompts"),
     ],
 )
 def test_vllm_bad_requests(server: Server, path: str, body: dict[str, Any], field: str | None, cause: str) -> None:
     answer = server.invoke(body, path=path)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
-    assert cause in error["message"]
+    assert says(error["message"], cause)
 
 
 # LMI's
@@ -215,19 +216,19 @@ def test_invoke_routes_truncate_long_texts(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        ({"key": "a"}, "the body must have query and texts, text and text_pair, or key and value"),
-        ([{"key": "a", "value": "b"}, {"text": "a"}], "pair 1 must have"),
-        ([], "the body must not be an empty list"),
-        ({"query": "a"}, "texts: must not be empty"),
-        ({"query": "a", "texts": ["b"] * 9}, "texts: asks for 9 prompts"),
-        ([{"key": "a", "value": "b"}] * 9, "inputs: asks for 9 prompts"),
+        ({"key": "a"}, "query text_pair key"),
+        ([{"key": "a", "value": "b"}, {"text": "a"}], "pair 1"),
+        ([], "body empty list"),
+        ({"query": "a"}, "texts: empty"),
+        ({"query": "a", "texts": ["b"] * 9}, "texts: 9 prompts"),
+        ([{"key": "a", "value": "b"}] * 9, "inputs: 9 prompts"),
         ({"inputs": "a"}, "inputs: Expected"),
-        ({"inputs": []}, "the body must not be an empty list"),
+        ({"inputs": []}, "body empty list"),
     ],
 )
 def test_lmi_bad_requests(server: Server, body: Any, cause: str) -> None:
     answer = server.invoke(body)
-    assert (400 <= answer.status_code < 500, cause in answer.json()["error"]) == (True, True), answer.text
+    assert (400 <= answer.status_code < 500, says(answer.json()["error"], cause)) == (True, True), answer.text
 
 
 def test_plain_text_is_no_pair(server: Server) -> None:
@@ -241,8 +242,8 @@ def test_plain_text_is_no_pair(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "cause"),
     [
-        ("/v1/completions", {"prompt": "a"}, 404, "this server scores texts and generates none"),
-        ("/v1/embeddings", {"input": "a"}, 404, "this server scores texts; embeddings need a server with"),
+        ("/v1/completions", {"prompt": "a"}, 404, "scores generates none"),
+        ("/v1/embeddings", {"input": "a"}, 404, "scores texts embeddings"),
         ("/embed", {"inputs": "a"}, 404, "option.task=text-embedding"),
     ],
 )
@@ -250,7 +251,7 @@ def test_a_server_that_scores_does_nothing_else(
     server: Server, path: str, body: dict[str, Any], status: int, cause: str
 ) -> None:
     answer = server.invoke(body, path=path)
-    assert (answer.status_code, cause in answer.text) == (status, True), answer.text
+    assert (answer.status_code, says(answer.text, cause)) == (status, True), answer.text
 
 
 def test_a_server_that_generates_rejects_requests_for_scores(echo_server: Server) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from byte_model import write_byte_model
+from facts import says
 from serving import Server, StartServer
 
 PROPERTIES = "option.rolling_batch=echo\noption.chat_template={{ messages[0].content }}\n"
@@ -45,8 +46,8 @@ def test_openais_own_defaults_apply_by_default(start_server: StartServer, tmp_pa
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ({"top_k": "many"}, "Expected `int`, got `str` - at `$.top_k`"),
-        ({"top_p": 3}, "top_p: must be from 0 to 1, got 3"),
+        ({"top_k": "many"}, "int str $.top_k"),
+        ({"top_p": 3}, "top_p: 0 1 3"),
     ],
 )
 def test_unusable_defaults_are_an_error_at_the_start(tmp_path: Path, broken: dict[str, Any], words: str) -> None:
@@ -54,6 +55,6 @@ def test_unusable_defaults_are_an_error_at_the_start(tmp_path: Path, broken: dic
     server = Server(tmp_path / "m", properties)
     try:
         assert server.process.wait(120) == 1
-        assert f"option.generation_config=auto: generation_config.json: {words}" in server.log
+        assert says(server.log, f"option.generation_config=auto: generation_config.json: {words}")
     finally:
         server.stop()

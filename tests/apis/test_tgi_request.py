@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from capabilities import capabilities
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,9 +135,7 @@ def test_sagemakers_streaming_api_streams_unless_the_body_says_no() -> None:
 def test_tgi_compat_selects_tgi_on_the_invoke_routes() -> None:
     for properties in (ServingProperties(tgi_compat=True), ServingProperties(tgi_compat=True, rolling_batch="disable")):
         assert isinstance(ServedApis(Context(properties=properties)).invocations.native, CompatDialect)
-    with pytest.raises(
-        ConfigError, match=r"^option.output_formatter=jsonlines conflicts with option.tgi_compat=true, "
-    ):
+    with raises(ConfigError, "option.output_formatter=jsonlines conflicts option.tgi_compat=true"):
         ServedApis(Context(properties=ServingProperties(tgi_compat=True, output_formatter="jsonlines")))
 
 

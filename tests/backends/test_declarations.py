@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
+from facts import raises
 
 from backends import BACKENDS, registry
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
@@ -51,24 +52,24 @@ def test_option_that_two_backends_declare() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"reads": ("max_tokens",)}, "reads 'max_tokens', which is not a shared option"),
-        ({"options": OtherType}, "declares option.max_num_tokens, which tensorrt_llm declares differently"),
-        ({"options": SharedOption}, "declares option.max_model_len, which is a shared option"),
-        ({"options": TakenAlias}, "declares an option name that already exists: option.max_seq_len"),
-        ({"name": "vllm"}, "declares a name that already exists: vllm"),
-        ({"rolling_batch": ("scheduler",)}, "declares a name that already exists: scheduler"),
-        ({"aliases": ("trtllm",)}, "declares a name that already exists: trtllm"),
-        ({"aliases": ("auto",)}, "declares a name that already exists: auto"),
-        ({"name": "server"}, "declares a name that already exists: server"),
+        ({"reads": ("max_tokens",)}, "reads max_tokens not shared"),
+        ({"options": OtherType}, "option.max_num_tokens tensorrt_llm differently"),
+        ({"options": SharedOption}, "declares option.max_model_len shared"),
+        ({"options": TakenAlias}, "declares name exists option.max_seq_len"),
+        ({"name": "vllm"}, "declares name exists vllm"),
+        ({"rolling_batch": ("scheduler",)}, "declares name exists scheduler"),
+        ({"aliases": ("trtllm",)}, "declares name exists trtllm"),
+        ({"aliases": ("auto",)}, "declares name exists auto"),
+        ({"name": "server"}, "declares name exists server"),
         (
             {"handlers": {"djl_python.huggingface": LmiHandler()}},
-            "declares a handler that already exists: djl_python.huggingface",
+            "declares handler djl_python.huggingface",
         ),
     ],
 )
 def test_conflicting_declaration(fields: dict[str, Any], words: str) -> None:
     backend = declare(**fields)
-    with pytest.raises(ConfigError, match=f"^backend '{backend.name}' {words}"):
+    with raises(ConfigError, f"backend {backend.name} {words}"):
         registry().with_backend(backend)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from facts import raises, says
 from safetensors.torch import save_file
 from serving import StartServer
 from serving_properties import serving_properties
@@ -117,9 +118,9 @@ def test_an_input_without_a_finite_vector_fails_alone() -> None:
     ask(backend, [[7, 8], [7, 3]], normalize=False)
     found = answers(backend, 2)
     good, bad = found["0"], found["1"]
-    assert (bad.finish_reason, bad.error) == (
+    assert (bad.finish_reason, says(bad.error, "computed number not finite")) == (
         FinishReason.ERROR,
-        "the model computed a number that is not finite for this input",
+        True,
     )
     torch.testing.assert_close(torch.frombuffer(bytearray(good.embedding or b""), dtype=torch.float32), expected)
 
@@ -150,7 +151,7 @@ def test_inputs_for_which_memory_runs_out_fail_alone() -> None:
         FinishReason.EOS_TOKEN,
         FinishReason.ERROR,
     ]
-    assert found["2"].error == "the engine ran out of memory while it computed this input"
+    assert says(found["2"].error, "out of memory input")
 
 
 # The model's files
@@ -263,7 +264,7 @@ def test_longest_input(name: str, trained: int | None, limit: int, tmp_path: Pat
     assert choose_max_model_len(positions, None, *stated) == limit
     assert choose_max_model_len(positions, 50, *stated) == 50
     if name != "t5":
-        with pytest.raises(ConfigError, match=f"must be at most {MAX_LEN}, the model's limit, got 97"):
+        with raises(ConfigError, f"{MAX_LEN} limit 97"):
             choose_max_model_len(positions, 97, *stated)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from facts import raises, says
 from lora import train_adapter
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, EOS, VOCAB_SIZE, make_model
@@ -151,7 +152,7 @@ def test_adapters_out_of_memory_are_read_again(llama_adapters: dict[str, Path], 
     for names in (["stable", "low"], ["mixed", "stable", "mixed"]):
         assert generate(backend, [(name, prompts[name]) for name in names]) == [alone[name] for name in names]
         assert len(cache._loaded) == 2
-    with pytest.raises(InvalidRequest, match="'mixed' cannot be pinned: 1 are, and one of the 2 places"):
+    with raises(InvalidRequest, "mixed pinned: 1 2"):
         cache.add("mixed", folders["mixed"], cache.read("mixed", folders["mixed"]), pinned=True)
     evicted = ({*folders} - {*cache._loaded}).pop()
     (folders[evicted] / WEIGHTS_FILE).unlink()
@@ -194,55 +195,52 @@ LAYER = "model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("config", "tensors", "reason"),
     [
-        ({"peft_type": "IA3"}, {}, "its peft_type is 'IA3'; only LORA is supported"),
-        ({"use_dora": True}, {}, "use_dora is not supported"),
-        ({"bias": "all"}, {}, "bias=all is not supported"),
-        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights=pissa is not supported"),
-        ({"alpha_pattern": {"(a+)+$": 1}}, {}, "alpha_pattern may only have names of layers, not '(a+)+$'"),
+        ({"peft_type": "IA3"}, {}, "peft_type IA3 only LORA supported"),
+        ({"use_dora": True}, {}, "use_dora not supported"),
+        ({"bias": "all"}, {}, "bias=all not supported"),
+        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights=pissa not supported"),
+        ({"alpha_pattern": {"(a+)+$": 1}}, {}, "alpha_pattern only not (a+)+$"),
         (
             {"lora_alpha": "x"},
             {},
-            "its adapter_config.json is not valid: Expected `float`, got `str` - at `$.lora_alpha`",
+            "adapter_config.json float str $.lora_alpha",
         ),
-        ({}, {}, "it has no weights"),
-        ({}, {f"{LAYER}.lora_A.weight": (4, 32)}, f"{LAYER} has only one of lora_A and lora_B"),
+        ({}, {}, "no weights"),
+        ({}, {f"{LAYER}.lora_A.weight": (4, 32)}, f"{LAYER} only lora_A lora_B"),
         (
             {},
             {f"{LAYER}.lora_A.weight": (4, 64), f"{LAYER}.lora_B.weight": (64, 4)},
-            f"lora_A and lora_B of {LAYER} have the shapes 4 x 64 and 64 x 4, but the layer has 32 inputs and 32 outputs; "
-            "it was trained for another model",
+            f"lora_A lora_B {LAYER} 4 64 32",
         ),
         (
             {},
             {f"{LAYER}.lora_A.weight": (17, 32), f"{LAYER}.lora_B.weight": (32, 17)},
-            "its rank is 17, but option.max_lora_rank is 16",
+            "rank 17 option.max_lora_rank 16",
         ),
         (
             {},
             {"model.layers.9.self_attn.q_proj.lora_A.weight": (4, 32)},
-            "the model has no linear layer 'model.layers.9.self_attn.q_proj' that an adapter may change",
+            "no linear model.layers.9.self_attn.q_proj",
         ),
         (
             {},
             {"lm_head.lora_A.weight": (4, 32)},
-            "the model has no linear layer 'lm_head' that an adapter may change",
+            "no linear lm_head",
         ),
         (
             {},
             {"model.embed_tokens.lora_embedding_A": (4, 128)},
-            "it has weights other than lora_A and lora_B of linear layers: "
-            "'base_model.model.model.embed_tokens.lora_embedding_A'",
+            "lora_A lora_B base_model.model.model.embed_tokens.lora_embedding_A",
         ),
         (
             {},
             {f"{LAYER}.lora_magnitude_vector": (32,)},
-            "it has weights other than lora_A and lora_B of linear layers: "
-            f"'base_model.model.{LAYER}.lora_magnitude_vector'",
+            f"lora_A lora_B base_model.model.{LAYER}.lora_magnitude_vector",
         ),
         (
             {"lora_alpha": 1e38, "use_rslora": True},
             {f"{LAYER}.lora_A.weight": (4, 32), f"{LAYER}.lora_B.weight": (32, 4)},
-            "not all of its weights are finite in float32",
+            "not weights finite float32",
         ),
     ],
 )
@@ -255,7 +253,7 @@ def test_adapter_that_does_not_fit_is_refused(
     backend = make_backend("llama", {})
     with pytest.raises(ConfigError) as failure:
         backend.add_adapters({"mine": tmp_path})
-    assert str(failure.value) == f"option.enable_lora: adapter 'mine' cannot be served: {reason}"
+    assert says(failure.value, f"option.enable_lora: mine {reason}")
     assert backend.capabilities.adapters == ()
 
 
@@ -280,7 +278,7 @@ def test_layer_that_an_adapter_cannot_change(
         tmp_path / WEIGHTS_FILE,
     )
     backend = make_backend(model_name, {})
-    with pytest.raises(InvalidRequest, match=f"the model has no linear layer '{layer}' that an adapter may change"):
+    with raises(InvalidRequest, f"no linear {layer}"):
         backend.read_adapter("mine", tmp_path)
     assert len(generate(backend, [(None, [3, 4])])[0]) == 24
 
@@ -294,9 +292,9 @@ def test_files_that_are_no_adapter_are_refused(llama_adapters: dict[str, Path], 
     assert reason() == "adapter 'mine' has no adapter_config.json or no adapter_model.safetensors"
     shutil.copy(llama_adapters["low"] / CONFIG_FILE, tmp_path)
     (tmp_path / WEIGHTS_FILE).write_bytes((llama_adapters["low"] / WEIGHTS_FILE).read_bytes()[:-1])
-    assert "adapter 'mine' cannot be read: " in reason()
+    assert says(reason(), "adapter mine cannot read:")
     (tmp_path / CONFIG_FILE).write_bytes(b" " * (1 << 20) + b"{}")
-    assert reason() == "adapter 'mine' cannot be served: its adapter_config.json has more than 1048576 bytes"
+    assert says(reason(), "mine adapter_config.json 1048576")
 
 
 def test_without_adapters_in_use_the_model_has_no_hooks(llama_adapters: dict[str, Path]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from facts import raises, says
 from serving import Server
 
 from backends.openvino.checkpoint import convert_checkpoint
@@ -108,24 +109,22 @@ def test_model_that_openvino_cannot_serve(
 ) -> None:
     make_checkpoint(config_class, options, tmp_path / "model")
     (tmp_path / "converted").mkdir()
-    with pytest.raises(
-        ConversionRefused, match=rf"option\.model_id: .*model cannot be converted for openvino: .*{reason}"
-    ):
+    with raises(ConversionRefused, f"option.model_id: openvino {reason}"):
         convert_checkpoint(tmp_path / "model", tmp_path / "converted", lambda phase: None, trust_remote_code=False)
 
 
 @pytest.mark.parametrize(
     ("code", "error", "reason"),
     [
-        ("os.kill(os.getpid(), 9)", LoadFailed, r"signal 9 \(Killed\), perhaps because memory ran out"),
+        ("os.kill(os.getpid(), 9)", LoadFailed, "signal 9 memory"),
         *(
             pytest.param(*row, marks=pytest.mark.long)
             for row in (
-                ("raise MemoryError('no room')", LoadFailed, "MemoryError: no room"),
-                ("os.kill(os.getpid(), 11)", ConversionRefused, r"signal 11 \(Segmentation fault\)"),
-                ("os.write(2, b'gone'), os._exit(7)", UnsupportedModel, "the conversion ended with status 7: gone"),
-                ("import nowhere_to_be_found", UnsupportedModel, "ImportError: .*nowhere_to_be_found"),
-                ("raise ValueError('mine')", ConversionRefused, "ValueError: mine"),
+                ("raise MemoryError('no room')", LoadFailed, "MemoryError no room"),
+                ("os.kill(os.getpid(), 11)", ConversionRefused, "signal 11"),
+                ("os.write(2, b'gone'), os._exit(7)", UnsupportedModel, "status 7 gone"),
+                ("import nowhere_to_be_found", UnsupportedModel, "ImportError nowhere_to_be_found"),
+                ("raise ValueError('mine')", ConversionRefused, "ValueError mine"),
             )
         ),
     ],
@@ -140,7 +139,7 @@ def test_error_says_how_the_conversion_ended(
     (model / "configuration_mine.py").write_text(f"import os\n{code}\n")
     auto_map = {"AutoConfig": "configuration_mine.Mine"}
     (model / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": auto_map}))
-    with pytest.raises(error, match=f"option.model_id: .*model cannot be converted for openvino: .*{reason}") as caught:
+    with raises(error, f"option.model_id: openvino {reason}") as caught:
         convert_checkpoint(model, tmp_path / "converted", lambda phase: None, trust_remote_code=True)
     assert caught.type is error
 
@@ -148,7 +147,7 @@ def test_error_says_how_the_conversion_ended(
 def test_error_of_a_conversion_that_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(UnsupportedModel, match="ended with status 1: RuntimeError: this torch is broken") as caught:
+    with raises(UnsupportedModel, "1 RuntimeError broken") as caught:
         convert_checkpoint(tmp_path, tmp_path, lambda phase: None, trust_remote_code=False)
     assert caught.type is UnsupportedModel
 
@@ -168,7 +167,7 @@ def test_auto_takes_transformers_for_a_model_that_cannot_be_converted(tiny_llama
         server = Server(tmp_path / f"m{number}", f"option.model_id={model}\noption.dtype=fp32\n")
         try:
             server.wait_ready()
-            assert "its dynamic rotary embedding depends on the length" in server.log
+            assert says(server.log, "rotary embedding depends")
             assert ("found earlier" in server.log) == (number == 1)
         finally:
             server.stop()

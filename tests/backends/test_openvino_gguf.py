@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 import pytest
+from facts import raises
 from mixed_gguf import Q, write_mixed_gguf
 
 from backends.openvino.gguf import convert_gguf
@@ -78,5 +79,5 @@ def test_types_that_openvino_cannot_read_are_rejected(default_model: Path, tmp_p
     source = tmp_path / "q5.gguf"
     write_mixed_gguf(default_model, source, 1, lambda name: Q.Q5_0)
     (folder := tmp_path / "converted").mkdir()
-    with pytest.raises(ConfigError, match=r"option\.model_id: OpenVINO cannot convert .*q5\.gguf: "):
+    with raises(ConfigError, "option.model_id: OpenVINO q5.gguf"):
         convert_gguf(source, folder, lambda phase: None)

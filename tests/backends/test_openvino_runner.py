@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from facts import raises
 
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
@@ -231,7 +232,7 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path) -> None:
 
 
 def test_cache_that_does_not_fit_into_memory_is_named(converted: Path) -> None:
-    with pytest.raises(LoadFailed, match=r"option\.kv_cache_memory_bytes: that much memory cannot be reserved"):
+    with raises(LoadFailed, "option.kv_cache_memory_bytes: memory reserved"):
         make_runner(converted, 2**62)
 
 

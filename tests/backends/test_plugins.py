@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from facts import raises, says
 from paths import SUPPORT
 from serving import StartServer, free_port
 
@@ -31,7 +32,7 @@ Check = Callable[[str], Result]
 def test_backend_can_be_imported(name: str) -> None:
     library = (*declaration(name).requires, "lmi_handlers")[0]
     if importlib.util.find_spec(library) is None:
-        with pytest.raises(ConfigError, match=f"backend '{name}' cannot be imported: ModuleNotFoundError"):
+        with raises(ConfigError, f"{name} cannot imported ModuleNotFoundError"):
             load_backend_class(name)
         return
     backend = load_backend_class(name)
@@ -96,7 +97,7 @@ def test_check_knows_third_party_options(check: Check, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=scripted\noption.scripted_words=2\noption.max_model_len=64\n")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "on backend scripted: serving.properties asks for it" in result.stdout
+    assert says(result.stdout, "backend scripted serving.properties")
     assert re.search(r"^  option.scripted_words +2 +serving.properties +read by scripted$", result.stdout, re.MULTILINE)
     assert "Warnings" not in result.stdout
     assert "scripted_backend" not in sys.modules
@@ -114,14 +115,14 @@ def test_check_suggests_the_nearest_third_party_option(check: Check, monkeypatch
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=scripted\noption.scripted_word=2\n")
     assert result.exit_code == 1
-    assert "unknown option option.scripted_word; did you mean option.scripted_words?" in result.stdout
+    assert says(result.stdout, "unknown option.scripted_word option.scripted_words")
 
 
 def test_third_party_option_has_no_effect_on_another_backend(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=echo\noption.scripted_words=2\n")
     assert result.exit_code == 0
-    assert "option.scripted_words has no effect on backend echo; it is only read by scripted" in result.stdout
+    assert says(result.stdout, "option.scripted_words no effect echo only")
 
 
 @pytest.mark.usefixtures("broken_plugins")
@@ -144,7 +145,7 @@ def test_declaration_of_the_wrong_types_does_not_affect_other_backends(
     (distribution / "entry_points.txt").write_text("[lmi_handlers.backends]\ntypeless = typeless:DECLARATION\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry().backends) == list(BACKENDS)
-    with pytest.raises(ConfigError, match=r"^backend 'typeless' has a declaration that cannot be used: TypeError: "):
+    with raises(ConfigError, "typeless declaration TypeError"):
         declaration("typeless")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facts import raises, says
 from gguf_files import make_gguf
 
 from backends import declaration
@@ -30,22 +31,27 @@ from lmi_handlers.model_files.locate import find_config, find_gguf
 LLAMA = ("LlamaForCausalLM",)
 
 
+def chose(selection: Selection, name: str, reason: str) -> bool:
+    """Tell whether this backend was chosen, with a reason that says these facts."""
+    return selection.name == name and says(selection.reason, reason)
+
+
 @pytest.mark.parametrize(
     ("vllm", "tensorrt_llm", "gpu", "architectures", "name", "reason"),
     [
-        ("gpu", None, "NVIDIA", LLAMA, "vllm", "vllm is installed and there is an NVIDIA GPU"),
-        ("gpu", None, "AMD", LLAMA, "vllm", "vllm is installed and there is an AMD GPU"),
-        ("gpu", None, "NVIDIA", (), "vllm", "vllm is installed and there is an NVIDIA GPU"),
-        ("gpu", "gpu", "NVIDIA", LLAMA, "vllm", "vllm is installed and there is an NVIDIA GPU"),
-        (None, "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed and there is an NVIDIA GPU"),
-        ("cpu", "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed and there is an NVIDIA GPU"),
+        ("gpu", None, "NVIDIA", LLAMA, "vllm", "vllm is installed NVIDIA"),
+        ("gpu", None, "AMD", LLAMA, "vllm", "vllm is installed AMD"),
+        ("gpu", None, "NVIDIA", (), "vllm", "vllm is installed NVIDIA"),
+        ("gpu", "gpu", "NVIDIA", LLAMA, "vllm", "vllm is installed NVIDIA"),
+        (None, "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed NVIDIA"),
+        ("cpu", "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed NVIDIA"),
         (
             "gpu",
             None,
             "NVIDIA",
             ("T5ForConditionalGeneration",),
             "vllm",
-            "vllm is installed and there is an NVIDIA GPU",
+            "vllm is installed NVIDIA",
         ),
         (
             None,
@@ -53,7 +59,7 @@ LLAMA = ("LlamaForCausalLM",)
             "AMD",
             LLAMA,
             "transformers",
-            "vllm is not installed; tensorrt_llm is installed but needs an NVIDIA GPU, and there is only an AMD GPU",
+            "vllm not installed tensorrt_llm needs NVIDIA AMD",
         ),
         (
             "gpu",
@@ -61,7 +67,7 @@ LLAMA = ("LlamaForCausalLM",)
             None,
             LLAMA,
             "transformers",
-            "vllm is installed but needs an NVIDIA or AMD GPU, and there is no GPU; tensorrt_llm is not installed",
+            "vllm needs NVIDIA AMD no GPU tensorrt_llm not installed",
         ),
         (
             "cpu",
@@ -69,17 +75,16 @@ LLAMA = ("LlamaForCausalLM",)
             "NVIDIA",
             LLAMA,
             "transformers",
-            "vllm is installed as a CPU build, which is only used with option.rolling_batch=vllm; "
-            "tensorrt_llm is not installed",
+            "vllm CPU build only option.rolling_batch=vllm tensorrt_llm not installed",
         ),
-        (None, None, "NVIDIA", (), "transformers", "vllm is not installed; tensorrt_llm is not installed"),
+        (None, None, "NVIDIA", (), "transformers", "vllm not installed tensorrt_llm"),
         (
             "gpu",
             None,
             "NVIDIA",
             ("BertForMaskedLM",),
             "transformers",
-            "the faster engines do not generate text with a BertForMaskedLM",
+            "engines not BertForMaskedLM",
         ),
     ],
 )
@@ -92,9 +97,8 @@ def test_auto(
     reason: str,
 ) -> None:
     builds = {"vllm": vllm, "tensorrt_llm": tensorrt_llm}
-    assert choose_backend(
-        [declaration("vllm"), declaration("tensorrt_llm")], builds=builds, gpu=gpu, architectures=architectures
-    ) == Selection(name, reason)
+    candidates = [declaration("vllm"), declaration("tensorrt_llm")]
+    assert chose(choose_backend(candidates, builds=builds, gpu=gpu, architectures=architectures), name, reason)
 
 
 def test_auto_with_adapters() -> None:
@@ -113,24 +117,22 @@ def test_auto_with_adapters() -> None:
 @pytest.mark.parametrize(
     ("quantize", "expected"),
     [
-        ("awq", Selection("vllm", "vllm is installed and there is an NVIDIA GPU")),
-        ("bitsandbytes4", Selection("mine", "mine is installed")),
+        ("awq", ("vllm", "vllm is installed NVIDIA")),
+        ("bitsandbytes4", ("mine", "mine is installed")),
         (
             "eetq",
-            Selection(
-                "transformers",
-                "vllm does not support option.quantize=eetq; mine does not support option.quantize=eetq",
-            ),
+            ("transformers", "vllm not option.quantize=eetq mine"),
         ),
     ],
 )
-def test_auto_with_a_quantisation(quantize: str, expected: Selection) -> None:
+def test_auto_with_a_quantisation(quantize: str, expected: tuple[str, str]) -> None:
     """An engine that does not have the method is not chosen."""
     mine = BackendDeclaration(name="mine", location="", choices={"quantize": ("bitsandbytes4",)})
     builds: dict[str, Build | None] = {"vllm": "gpu", "mine": "gpu"}
     asked = ServingProperties(quantize=quantize)
     candidates = [declaration("vllm"), mine]
-    assert choose_backend(candidates, builds=builds, gpu="NVIDIA", architectures=LLAMA, properties=asked) == expected
+    found = choose_backend(candidates, builds=builds, gpu="NVIDIA", architectures=LLAMA, properties=asked)
+    assert chose(found, *expected)
 
 
 @pytest.mark.parametrize(
@@ -164,33 +166,33 @@ READS_GGUF = BackendDeclaration(
 @pytest.mark.parametrize(
     ("build", "transformers", "gpu", "gguf", "chosen"),
     [
-        ("gpu", None, None, ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
-        ("gpu", "cpu", None, ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
-        ("gpu", "gpu", None, ("qwen2", "F16"), Selection("mine", "mine is installed and reads this GGUF file")),
-        ("gpu", "cpu", "NVIDIA", ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
-        ("gpu", None, "NVIDIA", ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
+        ("gpu", None, None, ("llama", "Q4_0"), ("mine", "mine is installed reads GGUF")),
+        ("gpu", "cpu", None, ("llama", "Q4_0"), ("mine", "mine is installed reads GGUF")),
+        ("gpu", "gpu", None, ("qwen2", "F16"), ("mine", "mine is installed reads GGUF")),
+        ("gpu", "cpu", "NVIDIA", ("llama", "Q4_0"), ("mine", "mine is installed reads GGUF")),
+        ("gpu", None, "NVIDIA", ("llama", "Q4_0"), ("mine", "mine is installed reads GGUF")),
         (
             "gpu",
             "gpu",
             "NVIDIA",
             ("llama", "Q4_0"),
-            Selection("transformers", "mine does not use the NVIDIA GPU"),
+            ("transformers", "mine not use NVIDIA"),
         ),
-        (None, "cpu", None, ("llama", "Q4_0"), Selection("transformers", "mine is not installed")),
-        ("gpu", "cpu", None, None, Selection("transformers", "mine only reads GGUF files")),
+        (None, "cpu", None, ("llama", "Q4_0"), ("transformers", "mine not installed")),
+        ("gpu", "cpu", None, None, ("transformers", "mine only GGUF")),
         (
             "gpu",
             "cpu",
             None,
             ("gemma3", "Q4_0"),
-            Selection("transformers", "mine only reads GGUF files of llama or qwen2, not gemma3"),
+            ("transformers", "mine only GGUF llama qwen2 not gemma3"),
         ),
         (
             "gpu",
             "cpu",
             None,
             ("llama", "Q5_K"),
-            Selection("transformers", "mine only reads GGUF files with weights in F16 or Q4_0, not Q5_K"),
+            ("transformers", "mine only GGUF F16 Q4_0 not Q5_K"),
         ),
     ],
 )
@@ -199,13 +201,13 @@ def test_auto_with_a_backend_that_reads_gguf(
     transformers: Build | None,
     gpu: str | None,
     gguf: tuple[str, str] | None,
-    chosen: Selection,
+    chosen: tuple[str, str],
 ) -> None:
     header = None
     if gguf is not None:
         header = GgufHeader({"general.architecture": gguf[0]}, (GgufTensor("output.weight", (32, 256), gguf[1], 0),))
     builds = {"mine": build, "transformers": transformers}
-    assert choose_backend([READS_GGUF], builds=builds, gpu=gpu, architectures=(), gguf=header) == chosen
+    assert chose(choose_backend([READS_GGUF], builds=builds, gpu=gpu, architectures=(), gguf=header), *chosen)
 
 
 NAMES_ARCHITECTURES = BackendDeclaration(
@@ -220,30 +222,30 @@ NAMES_ARCHITECTURES = BackendDeclaration(
 @pytest.mark.parametrize(
     ("architectures", "gguf", "chosen"),
     [
-        (LLAMA, None, Selection("mine", "mine is installed and serves this architecture")),
-        (("GPT2LMHeadModel",), None, Selection("transformers", "mine is not chosen for GPT2LMHeadModel")),
-        ((), None, Selection("transformers", "mine is not chosen for a model before its files are here")),
-        ((), "llama", Selection("mine", "mine is installed and reads this GGUF file")),
-        ((), "qwen2", Selection("transformers", "mine only reads GGUF files of llama, not qwen2")),
+        (LLAMA, None, ("mine", "mine is installed serves architecture")),
+        (("GPT2LMHeadModel",), None, ("transformers", "mine not GPT2LMHeadModel")),
+        ((), None, ("transformers", "mine not before files")),
+        ((), "llama", ("mine", "mine is installed reads GGUF")),
+        ((), "qwen2", ("transformers", "mine only GGUF llama not qwen2")),
     ],
 )
 def test_auto_with_a_backend_that_names_architectures(
-    architectures: tuple[str, ...], gguf: str | None, chosen: Selection
+    architectures: tuple[str, ...], gguf: str | None, chosen: tuple[str, str]
 ) -> None:
     header = (
         None if gguf is None else GgufHeader({"general.architecture": gguf}, (GgufTensor("x", (32, 256), "Q4_0", 0),))
     )
     builds: dict[str, Build | None] = {"mine": "cpu"}
     selection = choose_backend([NAMES_ARCHITECTURES], builds=builds, gpu=None, architectures=architectures, gguf=header)
-    assert selection == chosen
+    assert chose(selection, *chosen)
     check_format(NAMES_ARCHITECTURES, None)
 
 
 def test_a_backend_that_reads_gguf_gets_nothing_else(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
-    with pytest.raises(ConfigError, match=r"option\.model_id: the model cannot be served: mine only reads GGUF files$"):
+    with raises(ConfigError, "option.model_id: only GGUF"):
         check_format(READS_GGUF, None)
-    with pytest.raises(ConfigError, match=r"tiny\.gguf cannot be served: mine only reads .* in F16 or Q4_0, not F32$"):
+    with raises(ConfigError, "tiny.gguf only F16 Q4_0 not F32"):
         check_format(READS_GGUF, file)
     check_format(declaration("transformers"), file)
     check_format(declaration("transformers"), None)
@@ -254,7 +256,7 @@ def test_weights_are_not_quantised_twice() -> None:
     properties, openvino, file = ServingProperties(quantize="int8"), declaration("openvino"), find_gguf(None, None)
     check_format(openvino, file)
     check_format(openvino, None, properties)
-    with pytest.raises(ConfigError, match=r"option\.quantize=int8: .*\.gguf is quantised already \(Q4_1, Q8_0\)$"):
+    with raises(ConfigError, "option.quantize=int8 quantised Q4_1 Q8_0"):
         check_format(openvino, file, properties)
 
 
@@ -264,7 +266,7 @@ def test_integers_need_quantised_weights(tmp_path: Path) -> None:
     check_format(openvino, None, ServingProperties(dtype="int8", quantize="int4"))
     half = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
     for file in (None, half):
-        with pytest.raises(ConfigError, match=r"^option\.dtype: int8 .*: set option\.quantize=int8, too$"):
+        with raises(ConfigError, "option.dtype: int8 option.quantize=int8"):
             check_format(openvino, file, properties)
 
 
@@ -379,7 +381,7 @@ def tensorrt_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("tensor", "pipeline", "gpus"), [(4, 1, 2), (2, 2, 3), (2, 1, 1), (2, 1, 0)])
 def test_too_few_gpus(tensor: int, pipeline: int, gpus: int) -> None:
     properties = ServingProperties(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
-    with pytest.raises(ConfigError, match=rf"needs {tensor * pipeline} GPUs, but there (is|are) {gpus}$"):
+    with raises(ConfigError, f"{tensor * pipeline} GPUs {gpus}"):
         check_gpus(properties, declaration("tensorrt_llm"), gpus)
 
 
@@ -396,13 +398,13 @@ def test_enough_gpus_or_an_unknown_number(degree: Any, backend: str, gpus: int |
     ("options", "name", "reason"),
     [
         ({}, "transformers", "option.task=text-embedding"),
-        ({"rolling_batch": "echo"}, "echo", "serving.properties asks for it"),
-        ({"rolling_batch": "vllm"}, "vllm", "serving.properties asks for it"),
-        ({"rolling_batch": "lmi-dist"}, "transformers", "lmi_dist does not embed texts"),
-        ({"rolling_batch": "disable", "backend": "openvino"}, "transformers", "openvino does not embed texts"),
+        ({"rolling_batch": "echo"}, "echo", "serving.properties"),
+        ({"rolling_batch": "vllm"}, "vllm", "serving.properties"),
+        ({"rolling_batch": "lmi-dist"}, "transformers", "lmi_dist not embed"),
+        ({"rolling_batch": "disable", "backend": "openvino"}, "transformers", "openvino not embed"),
     ],
 )
 def test_embeddings_come_from_a_backend_that_computes_them(options: dict[str, str], name: str, reason: str) -> None:
     properties = ServingProperties(task="text-embedding", **options)  # type: ignore[arg-type]  # only text options
-    assert select_backend(properties) == Selection(name, reason)
+    assert chose(select_backend(properties), name, reason)
     assert properties.rolling

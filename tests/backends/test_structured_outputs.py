@@ -18,6 +18,7 @@ import psutil
 import pytest
 import requests
 import torch
+from facts import raises, says
 from frozen_trials import frozen_trials
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -213,23 +214,23 @@ def test_bounds_that_the_library_would_not_enforce(vocabulary: Vocabulary, schem
 @pytest.mark.parametrize(
     ("schema", "cause"),
     [
-        ({"const": 2**60 + 1}, "const (1152921504606846977) is beyond 2**53, where numbers are not exact"),
-        ({"enum": [[-(2**64)]]}, "enum (-18446744073709551616) is beyond"),
-        ({"minimum": 2**60}, "minimum (1152921504606846976) is beyond"),
+        ({"const": 2**60 + 1}, "const 1152921504606846977 2**53"),
+        ({"enum": [[-(2**64)]]}, "enum -18446744073709551616 beyond"),
+        ({"minimum": 2**60}, "minimum 1152921504606846976 beyond"),
         (
             {"type": "object", "minProperties": 2},
-            "minProperties (2) must be at most the number of required properties (0)",
+            "minProperties 2 number 0",
         ),
         (
             {"properties": {"a": {"minLength": 5, "maxLength": 2}}},
-            "maxLength (2) must be greater than or equal to minLength (5)",
+            "maxLength 2 minLength 5",
         ),
-        (["a"], "a schema must be an object, got ['a']"),
-        ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        (["a"], "a schema ['a']"),
+        ({"not": {}}, 'Unimplemented keys ["not"]'),
     ],
 )
 def test_keywords_that_the_library_would_not_enforce(vocabulary: Vocabulary, schema: Any, cause: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(cause)):
+    with raises(InvalidRequest, cause):
         compiled(vocabulary, json=json.dumps(schema))
 
 
@@ -297,7 +298,7 @@ def test_sequence_without_allowed_tokens_fails_alone(backend: TransformersBacken
     ended = run(backend, "stuck", "beside")
     last = ended["stuck"][1]
     assert (last.finish_reason, last.invalid_request) == (FinishReason.ERROR, False)
-    assert last.error == "no token is left that the request's parameters allow"
+    assert says(last.error, "no token left")
     assert ended["beside"][0] == expected
 
 
@@ -347,7 +348,7 @@ def test_grammar_that_exhausts_memory_fails_alone(backend: TransformersBackend) 
     add(backend, "too much", structured_outputs=TOO_MUCH)
     add(backend, "behind", structured_outputs=StructuredOutputs(choice=("yes",)), temperature=0)
     ended = run(backend, "too much", "beside", "behind")
-    assert ended["too much"][1].error == "takes too much memory to compile"
+    assert says(ended["too much"][1].error, "memory")
     assert ended["too much"][1].invalid_request
     assert bytes(ended["behind"][0]) == b"yes"
 
@@ -356,7 +357,7 @@ def test_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary, str, time_limit=0.3)
     try:
         slow = StructuredOutputs(choice=tuple(f"choice number {n} of very many" for n in range(200_000)))
-        with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s of processor time"):
+        with raises(InvalidRequest, "0.3 processor"):
             compiler.submit(slow).result()
         compiler.submit(StructuredOutputs(regex="a")).result()
     finally:
@@ -384,7 +385,7 @@ def test_equal_grammars_share_one_trial(vocabulary: Vocabulary) -> None:
         together[0].cancel()
         errors = {str(future.exception(timeout=120)) for future in together[1:]}
         assert len(errors) == 1
-        assert "takes more than 0.05 s of processor time to compile" in errors.pop()
+        assert says(errors.pop(), "0.05 processor compile")
         later = compiler.submit(heavy_schema(0))
         assert later.done(), "there was no other trial"
         assert isinstance(later.exception(), InvalidRequest)
@@ -500,7 +501,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     assert {"bad_words", "structured_outputs"} <= set(backend.capabilities.unsupported)
     assert "watermark" not in backend.capabilities.unsupported
     for params in ({"bad_words": ("a",)}, {"structured_outputs": StructuredOutputs(regex="a")}):
-        with pytest.raises(UnsupportedFeature, match=f"{next(iter(params))}: is not supported by the transformers"):
+        with raises(UnsupportedFeature, f"{next(iter(params))} not supported transformers"):
             check_sampling_params(SamplingParams(**params), backend.capabilities)
 
 

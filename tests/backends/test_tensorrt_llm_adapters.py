@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from facts import raises
 from tensorrt_llm_adapter import (
     EOS,
     PROMPT,
@@ -63,5 +64,5 @@ def test_unknown_target_modules_mean_all(
 
 
 def test_adapter_without_a_config(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"option.enable_lora: adapter 'x' has no readable config"):
+    with raises(ConfigError, "option.enable_lora: x no config"):
         load({"x": tmp_path}, enable_lora=True)

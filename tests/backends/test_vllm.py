@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from facts import raises, says
 from frozen_trials import frozen_trials
 from lora import write_adapter
 from serving_properties import serving_properties
@@ -183,19 +184,19 @@ def test_seed_is_random_unless_configured(arguments: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"extra": {"max_num_sqs": "3"}}, "option.max_num_sqs: .* did you mean option.max_num_seqs"),
-        ({"extra": {"block_size": "abc"}}, "option.block_size: invalid int value: 'abc'"),
-        ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': must be true or false"),
-        ({"extra": {"model": "other"}}, "option.model: .* use option.model_id"),
-        ({"skip_tokenizer_init": True}, "option.skip_tokenizer_init: .* grammars need the tokenizer"),
-        ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* the server names the model"),
-        ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree has value 2: must be 1 on a CPU"),
-        ({"dtype": "int8"}, "option.dtype: invalid choice: 'int8'"),
-        ({"extra": {"return_sampling_mask": "true"}}, "option.return_sampling_mask has value True: no API returns"),
+        ({"extra": {"max_num_sqs": "3"}}, "option.max_num_sqs: option.max_num_seqs"),
+        ({"extra": {"block_size": "abc"}}, "option.block_size: int abc"),
+        ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling maybe true false"),
+        ({"extra": {"model": "other"}}, "option.model: option.model_id"),
+        ({"skip_tokenizer_init": True}, "option.skip_tokenizer_init: grammars tokenizer"),
+        ({"extra": {"served_model_name": "other"}}, "option.served_model_name: server names model"),
+        ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree 2 1 CPU"),
+        ({"dtype": "int8"}, "option.dtype: choice int8"),
+        ({"extra": {"return_sampling_mask": "true"}}, "option.return_sampling_mask True no API"),
     ],
 )
 def test_option_that_vllm_rejects(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+    with raises(ConfigError, words) as caught:
         arguments(**options)
     assert "\n" not in str(caught.value)
 
@@ -204,7 +205,7 @@ def test_option_that_vllm_does_not_have_is_logged(
     arguments: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert arguments(tokens_per_block=64).block_size == arguments().block_size
-    assert "option.tokens_per_block has no effect on backend vllm" in caplog.text
+    assert says(caplog.text, "option.tokens_per_block no effect vllm")
 
 
 @pytest.mark.parametrize("name", ["override_generation_config", "mm_processor_cache_gb", "enable_prompt_embeds"])
@@ -292,7 +293,7 @@ def test_start_up_error_is_one_line_with_the_option(
     with pytest.raises(ConfigError) as caught:
         VLLMBackend.load(files, properties, lambda phase: None)
     message = str(caught.value)
-    assert message.startswith(f"option.{option}: vLLM cannot serve {path}: ")
+    assert says(message, f"option.{option}: vLLM {path}")
     assert words in message
     assert "\n" not in message
     assert len(message) < 600
@@ -302,7 +303,7 @@ def test_adapter_that_does_not_fit_the_model(smol: Smol, tmp_path: Path) -> None
     folder = write_adapter(tmp_path / "wrong", 0.1)
     config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 64}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"^option\.enable_lora: adapter 'wrong' cannot be loaded: .*64"):
+    with raises(ConfigError, "option.enable_lora: wrong cannot loaded 64"):
         smol.load("vllm", {"wrong": folder}, **EXACT, enable_lora=True, max_lora_rank=8)
 
 
@@ -503,10 +504,10 @@ def test_adapters_that_come_and_go(smol: Smol, engine: Backend, tmp_path: Path) 
     # With so large weights, processors part after a few tokens.
     assert alone[3].startswith(smol.text(ours, PROMPTS[1], adapter="third", max_tokens=3))
     ours.close()
-    with pytest.raises(InvalidRequest, match=r"adapter 'fourth' cannot be loaded: .* room for 3 .*option\.max_loras=4"):
+    with raises(InvalidRequest, "fourth cannot loaded 3 option.max_loras=4"):
         engine.add_adapter("fourth", folders["high"], None)
     engine.remove_adapter("third")
-    with pytest.raises(InvalidRequest, match="adapter 'third' is no longer loaded"):
+    with raises(InvalidRequest, "third no longer"):
         smol.add(engine, PROMPTS[1], adapter="third")
     loud = engine._adapters.get("loud").lora_path  # type: ignore[attr-defined]
     running = smol.add(engine, PROMPTS[1], adapter="loud", **short)
@@ -520,7 +521,7 @@ def test_adapters_that_come_and_go(smol: Smol, engine: Backend, tmp_path: Path) 
     assert smol.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
     config = json.loads((folders["high"] / "adapter_config.json").read_text()) | {"r": 64}
     (folders["high"] / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidRequest, match=r"adapter 'loud' cannot be loaded: .*64"):
+    with raises(InvalidRequest, "loud cannot loaded 64"):
         engine.add_adapter("loud", folders["high"], None)
     assert smol.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
 

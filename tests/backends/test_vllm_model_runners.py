@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from facts import raises
 from packaging.requirements import Requirement
 from paths import ROOT, SUPPORT
 from transformers import TemperatureLogitsWarper, TypicalLogitsWarper
@@ -148,29 +149,29 @@ def test_tested_versions() -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"data_parallel_size": "2"}, "option.data_parallel_size has value 2: vLLM runs without data parallelism"),
-        ({"data_parallel_rank": "0"}, "option.data_parallel_rank has value 0: vLLM runs without data parallelism"),
-        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local has value 0: vLLM runs without"),
-        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb has value True: vLLM runs without"),
-        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb has value True: vLLM runs without"),
-        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend has value 'ray': vLLM runs without"),
-        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep has value True: vLLM runs without data parallelism"),
-        ({"nnodes": "2"}, "option.nnodes has value 2: only option.distributed_executor_backend=ray"),
+        ({"data_parallel_size": "2"}, "option.data_parallel_size 2 vLLM"),
+        ({"data_parallel_rank": "0"}, "option.data_parallel_rank 0 vLLM"),
+        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local 0 vLLM"),
+        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb True vLLM"),
+        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb True vLLM"),
+        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend ray vLLM"),
+        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep True vLLM"),
+        ({"nnodes": "2"}, "option.nnodes 2 only option.distributed_executor_backend=ray"),
         (
             {"distributed_executor_backend": "external_launcher"},
-            "has value 'external_launcher': must be mp, uni or ray",
+            "external_launcher mp uni",
         ),
-        ({"distributed_executor_backend": "ray"}, "option.tensor_parallel_degree has value 'max': must be a number"),
-        ({"runner": "pooling"}, "option.runner has value 'pooling': option.task decides"),
-        ({"convert": "embed"}, "option.convert has value 'embed': option.task decides"),
-        ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),
+        ({"distributed_executor_backend": "ray"}, "option.tensor_parallel_degree max number"),
+        ({"runner": "pooling"}, "option.runner pooling option.task"),
+        ({"convert": "embed"}, "option.convert embed option.task"),
+        ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs 5 job_queue_size"),
     ],
 )
 def test_arguments_for_several_engines_are_rejected(extra: dict[str, str], words: str) -> None:
     """With most of them, vLLM would wait for other engines forever."""
     from backends.vllm.backend import VLLMBackend
 
-    with pytest.raises(ConfigError, match=words) as caught:
+    with raises(ConfigError, words) as caught:
         VLLMBackend.check_options(ServingProperties(extra=extra))
     assert "\n" not in str(caught.value)
 
@@ -182,7 +183,7 @@ def test_other_arguments_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     for executor in ("mp", "uni"):
         VLLMBackend.check_options(ServingProperties(extra=extra | {"distributed_executor_backend": executor}))
     monkeypatch.setenv("VLLM_DP_SIZE", "2")
-    with pytest.raises(ConfigError, match="VLLM_DP_SIZE has value 2: vLLM runs without data parallelism"):
+    with raises(ConfigError, "VLLM_DP_SIZE 2 vLLM"):
         VLLMBackend.check_options(ServingProperties())
 
 

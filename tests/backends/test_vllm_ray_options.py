@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from facts import raises, says
 
 from backends import declaration, registry
 from backends.selection import check_gpus
@@ -49,8 +50,8 @@ def test_in_words() -> None:
     supply = cluster(64, 64, 8, gpus=8)
     assert demand_in_words(demand(16, supply, gpus=True)) == "16 workers with 1 GPU each"
     assert demand_in_words(demand(1, supply, gpus=False)) == "1 worker with 64 CPUs"
-    assert supply_in_words(supply, "GPU") == "3 nodes with 24 GPUs in all, of which 3 are free"
-    assert supply_in_words(supply, "CPU") == "3 nodes with 136 CPUs in all, of which 1 is free"
+    assert says(supply_in_words(supply, "GPU"), "3 nodes 24 GPUs 3 free")
+    assert says(supply_in_words(supply, "CPU"), "3 nodes 136 CPUs 1 free")
     assert supply_in_words(cluster(64, 64), "GPU") == "2 nodes without a GPU"
     assert supply_in_words(cluster(), "GPU") == "0 nodes without a GPU"
 
@@ -58,18 +59,17 @@ def test_in_words() -> None:
 @pytest.mark.parametrize(
     ("degree", "environ", "words"),
     [
-        ("max", {}, "option.tensor_parallel_degree has value 'max': must be a number with option.distributed_"),
-        (2, {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND has value '0': vLLM's older"),
-        (2, {"VLLM_RAY_BUNDLE_INDICES": "1,0"}, "VLLM_RAY_BUNDLE_INDICES has value '1,0': the server reserves"),
-        (2, {"RAY_ADDRESS": "ray://head:10001"}, "RAY_ADDRESS has value 'ray://head:10001': must be host:port"),
-        (2, {"RAY_ADDRESS": "local"}, "RAY_ADDRESS has value 'local': must be host:port"),
+        ("max", {}, "option.tensor_parallel_degree max number"),
+        (2, {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND 0 vLLM's"),
+        (2, {"VLLM_RAY_BUNDLE_INDICES": "1,0"}, "VLLM_RAY_BUNDLE_INDICES 1,0 reserves"),
+        (2, {"RAY_ADDRESS": "ray://head:10001"}, "RAY_ADDRESS ray://head:10001 host:port"),
+        (2, {"RAY_ADDRESS": "local"}, "RAY_ADDRESS local host:port"),
     ],
 )
 def test_refusals(degree: int | str, environ: dict[str, str], words: str) -> None:
     properties = ServingProperties(tensor_parallel_degree=degree)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, words):
         check_requirements(properties, environ)
-    assert str(caught.value).startswith(words)
 
 
 def read(tmp_path: Path, text: str) -> ServingProperties:
@@ -84,7 +84,7 @@ def test_gpus_of_this_machine_do_not_count(tmp_path: Path, backend: str) -> None
     for executor in ("", "option.distributed_executor_backend=mp\n"):
         properties = read(tmp_path, executor + degrees)
         assert not for_gpus.is_remote(properties)
-        with pytest.raises(ConfigError, match="needs 16 GPUs, but there are 4"):
+        with raises(ConfigError, "16 GPUs 4"):
             check_gpus(properties, for_gpus, 4)
     properties = read(tmp_path, ON_RAY + degrees)
     assert for_gpus.is_remote(properties)

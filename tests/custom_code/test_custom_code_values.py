@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facts import raises
 
 from lmi_handlers.custom_code import ndlist
 from lmi_handlers.custom_code.content import ContentError
@@ -154,18 +155,18 @@ def zipped(compression: int, size: int, claimed: int) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
-        ("application/x-npy", zipped(zipfile.ZIP_DEFLATED, 1000, 1 << 29), "at most 268435456 bytes"),
-        ("application/x-npy", zipped(zipfile.ZIP_BZIP2, 1000, 1000), "must be stored, or compressed with deflate"),
-        ("tensor/npz", zipped(zipfile.ZIP_DEFLATED, 1 << 22, 1000), "the body is not valid tensor/npz"),
-        ("tensor/npz", b"PK\3\4xxxx", "File is not a zip file"),
+        ("application/x-npy", zipped(zipfile.ZIP_DEFLATED, 1000, 1 << 29), "268435456 bytes"),
+        ("application/x-npy", zipped(zipfile.ZIP_BZIP2, 1000, 1000), "stored compressed deflate"),
+        ("tensor/npz", zipped(zipfile.ZIP_DEFLATED, 1 << 22, 1000), "not valid tensor/npz"),
+        ("tensor/npz", b"PK\3\4xxxx", "File zip file"),
         ("tensor/npz", ndlist.encode_npz([np.ones(9)]).replace(b"\xf0?", b"\xf0@"), "Bad CRC-32"),
-        ("application/x-npy", npy_header("|S0", 10**9), "needs more bytes than there are"),
-        ("tensor/ndlist", npy_header("<f8", 10**9), "needs more bytes than there are"),
+        ("application/x-npy", npy_header("|S0", 10**9), "needs more bytes"),
+        ("tensor/ndlist", npy_header("<f8", 10**9), "needs more bytes"),
     ],
 )
 def test_files_of_numpy_take_no_more_memory_than_they_have(kind: str, body: bytes, words: str) -> None:
     tracemalloc.start()
-    with pytest.raises(ContentError, match=words) as caught:
+    with raises(ContentError, words) as caught:
         read_features(body, kind)
     assert caught.value.status_code == 400
     assert tracemalloc.get_traced_memory()[1] < 1 << 20

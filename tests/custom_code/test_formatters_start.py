@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from facts import says
 from serving import ENVIRON, StartServer
 
 from lmi_handlers.config.formatter_code import find_formatter_scripts
@@ -28,17 +29,17 @@ def check(directory: Path, script: str, *arguments: str, properties: str = ECHO)
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        (f"{WRITE}import not_installed_here\n", "line 6: ModuleNotFoundError: No module named 'not_installed_here'"),
-        (WRITE.replace("(response)", "(a, b)"), "line 3: @output_formatter write must take (request_output: Text"),
-        (f"{WRITE}import os\nos._exit(4)\n", "loading the model's formatters ended their process with exit status 4"),
-        (WRITE + WRITE.replace("def write", "def other"), "only one function can be the @output_formatter, but write"),
-        ("def write(\n", "line 1: SyntaxError: '(' was never closed"),
+        (f"{WRITE}import not_installed_here\n", "line 6 ModuleNotFoundError No not_installed_here"),
+        (WRITE.replace("(response)", "(a, b)"), "line 3 @output_formatter request_output"),
+        (f"{WRITE}import os\nos._exit(4)\n", "formatters exit status 4"),
+        (WRITE + WRITE.replace("def write", "def other"), "only @output_formatter write"),
+        ("def write(\n", "line 1 SyntaxError"),
     ],
 )
 def test_check_names_file_and_line(tmp_path: Path, script: str, error: str) -> None:
     ended = check(tmp_path / "m", script)
     assert ended.returncode == 1
-    assert error in ended.stderr
+    assert says(ended.stderr, error)
 
 
 def test_check_loads_formatters_unless_told_not_to(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from facts import raises, says
 from serving import Server
 from waiting import wait_until
 
@@ -220,7 +221,7 @@ def test_an_asynchronous_handler_that_only_registers(tmp_path: Path) -> None:
         assert adapters.ask("POST", name="a2", src="a2").status_code == 200
         assert server.invoke([]).json() == ["a1", "a2"]
         refused = adapters.ask("PUT", "/a2", pin=True)
-        assert (refused.status_code, "model.py defines no function update_adapter" in refused.text) == (400, True)
+        assert (refused.status_code, says(refused.text, "model.py no update_adapter")) == (400, True)
     finally:
         server.stop()
 
@@ -230,7 +231,7 @@ def test_an_adapter_of_the_model_that_its_code_refuses(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(HANDLER)
     configuration = read_configuration({"LMI_MODEL_DIR": str(tmp_path)})
     assert configuration.custom_code is not None
-    with pytest.raises(CodeError, match=r"register_adapter: .*/adapters/bad: bad has no weights"):  # as lmi check
+    with raises(CodeError, "register_adapter: /adapters/bad no weights"):  # as lmi check
         load_once(configuration.custom_code, configuration.properties)
     server = Server(tmp_path, "")
     try:

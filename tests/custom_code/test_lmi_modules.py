@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import says
 from serving import Server
 
 from lmi_handlers.custom_code import lmi_modules
@@ -53,7 +54,7 @@ def test_every_name_of_lmi_is_there_or_says_what_to_use() -> None:
         if name in provided:
             assert not result.startswith("ImportError"), (name, result)
         else:
-            assert result.startswith(f"ImportError: {name} is not provided: "), (name, result)
+            assert says(result, f"ImportError {name} not provided"), (name, result)
             assert len(result) < 240, result
     assert provided & found.keys() >= {f"djl_python.{name}" for name in NAMES["djl_python"]}
     assert "djl_python.streaming_utils.StreamingUtils" in provided & found.keys()
@@ -72,17 +73,17 @@ def test_every_provided_name_is_one_of_lmi_or_documented_by_it() -> None:
 @pytest.mark.parametrize(
     ("statement", "error"),
     [
-        ("import djl_python.lmi_vllm.vllm_async_service as it; it.service", "the server runs the engine itself"),
-        ("from djl_python import nothing", "cannot import name 'nothing'"),
-        ("import djl_python.nothing", "No module named 'djl_python.nothing'"),
-        ("from djl_python.deepspeed import handle", "set option.rolling_batch=vllm"),
-        ("from sagemaker_inference import model_server", "content_types, decoder, encoder and errors"),
+        ("import djl_python.lmi_vllm.vllm_async_service as it; it.service", "runs engine itself"),
+        ("from djl_python import nothing", "import name nothing"),
+        ("import djl_python.nothing", "No named djl_python.nothing"),
+        ("from djl_python.deepspeed import handle", "option.rolling_batch=vllm"),
+        ("from sagemaker_inference import model_server", "content_types decoder errors"),
     ],
 )
 def test_imports_that_fail(statement: str, error: str) -> None:
     ended = run(f"from lmi_handlers.custom_code.lmi_modules import provide; provide(); {statement}", None)
     assert ended.returncode == 1
-    assert error in ended.stderr.splitlines()[-1]
+    assert says(ended.stderr.splitlines()[-1], error)
 
 
 def test_the_package_as_a_whole() -> None:

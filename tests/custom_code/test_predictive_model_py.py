@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import says
 from sagemaker_scripts import DECORATED, INITIALISED, LMI_FUNCTIONS, LMI_INPUT
 from serving import Server, lmi_check
 
@@ -69,23 +70,23 @@ def test_such_functions_get_bytes(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("script", "properties", "cause"),
     [
-        ("x = 1\n", SKLEARN, "model.py defines no function handle(inputs), @init_handler or model_fn(model_dir)"),
-        (DECORATED.replace("@init_handler\n", ""), "", "model.py has no @init_handler, which must load the model"),
+        ("x = 1\n", SKLEARN, "model.py no handle(inputs), @init_handler model_fn(model_dir)"),
+        (DECORATED.replace("@init_handler\n", ""), "", "model.py no @init_handler load"),
         (
             DECORATED.replace("(X, model, **kwargs)", "(X)"),
             "",
-            ": custom_predict must take (data, model), got custom_predict(X)",
+            "custom_predict data custom_predict(X)",
         ),
         (
             DECORATED.replace("def custom_o", "async def custom_o"),
             "",
-            "custom_output must take (predictions) and not be",
+            "custom_output predictions not",
         ),
-        (INITIALISED.replace("Sums()", "1"), "", "its @init_handler returned a int, which has no method predict"),
+        (INITIALISED.replace("Sums()", "1"), "", "@init_handler no predict"),
         (
             INITIALISED,
             "batch_size=2\n",
-            "model.py defines @init_handler, and such functions answer one request at a time",
+            "model.py defines @init_handler functions",
         ),
     ],
 )
@@ -94,4 +95,4 @@ def test_mistakes_are_told_at_start(tmp_path: Path, script: str, properties: str
     (tmp_path / "serving.properties").write_text(properties)
     ended = lmi_check(tmp_path)
     assert ended.returncode == 1
-    assert cause in ended.stderr
+    assert says(ended.stderr, cause)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import says
 from serving import Server, lmi_check
 from waiting import wait_until
 from wheels import write_wheel
@@ -144,7 +145,7 @@ def test_a_failure_has_the_last_lines_of_pip(serve: Serve, tmp_path: Path) -> No
     server = serve()
     assert server.process.wait(120) == 1
     [line] = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
-    assert line.startswith(f"lmi: error: {directory}/requirements.txt cannot be installed: pip ended with status 1: ")
+    assert says(line, f"{directory}/requirements.txt cannot installed status 1")
     assert line.endswith("ERROR: No matching distribution found for colours")
     assert not packages(tmp_path)
 
@@ -152,7 +153,7 @@ def test_a_failure_has_the_last_lines_of_pip(serve: Serve, tmp_path: Path) -> No
 def test_without_the_option_a_warning_says_how(tmp_path: Path) -> None:
     directory = write(tmp_path / "m")
     ended = lmi_check(directory, "--no-code")
-    assert f"{directory}/requirements.txt is ignored: set option.install_requirements=true, or install" in ended.stdout
+    assert says(ended.stdout, f"{directory}/requirements.txt ignored option.install_requirements=true install")
 
 
 def slow_wheel(directory: Path, tmp_path: Path) -> None:
@@ -203,4 +204,4 @@ def test_an_installation_that_takes_too_long(serve: Serve, tmp_path: Path) -> No
     slow_wheel(write(tmp_path / "m", "./slow\n"), tmp_path)
     server = serve(properties=OPTION + "option.model_loading_timeout=5\n")
     assert server.process.wait(120) == 1
-    assert "model_loading_timeout (5 s), the last phase was 'installing requirements'" in server.log
+    assert says(server.log, "model_loading_timeout 5 installing requirements")

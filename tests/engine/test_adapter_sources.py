@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from empty_weights import NO_TENSORS
+from facts import raises
 from s3_server import S3Server
 
 from lmi_handlers.config.properties import ServingProperties
@@ -64,31 +65,31 @@ def sources(*stores: object, **options: object) -> AdapterSources:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("../other", "is outside of option.adapter_store"),
-        ("/etc", "is outside of option.adapter_store"),
-        ("link", "is outside of option.adapter_store"),
-        ("linked", "is outside of option.adapter_store"),
-        ("link.tar.gz", "is outside of option.adapter_store"),
-        ("circle", "is not a folder that can be read"),
-        ("empty", "has no adapter_config.json"),
-        ("file", "is not a folder that can be read"),
-        ("pipe.tar.gz", "is not a folder that can be read"),
-        ("damaged.tar.gz", "damaged.tar.gz is not a tar.gz archive, or damaged"),
-        ("escaping.tgz", "which is not a safe file name"),
-        ("", "must be a folder or an archive"),
-        ("file://elsewhere/a", "must be a folder or an archive"),
-        ("https://example.com/a.tar.gz", "must be a folder or an archive"),
-        ("a\nb", "must be a folder or an archive"),
-        ("x" * 5000, "must be a folder or an archive"),
-        ("x" * 1000, "is not a folder that can be read"),
-        ("\ud800", "must be a folder or an archive"),
-        ("s3://bucket/adapter", "is outside of option.adapter_store"),
-        ("s3://models/adapters", "is outside of option.adapter_store"),
-        ("s3://models/adapters/a/../../secret", "there is nothing below this prefix"),
-        ("s3://models/adapters/french-2", "is outside of option.adapter_store"),
-        ("s3://models//adapters/french", "is not an S3 URL"),
-        ("s3://mod els/adapters/french", "does not name a bucket"),
-        ("S3://models/adapters/" + "a" * 5000, "must have at most 1100 characters"),
+        ("../other", "outside option.adapter_store"),
+        ("/etc", "outside option.adapter_store"),
+        ("link", "outside option.adapter_store"),
+        ("linked", "outside option.adapter_store"),
+        ("link.tar.gz", "outside option.adapter_store"),
+        ("circle", "not folder read"),
+        ("empty", "no adapter_config.json"),
+        ("file", "not folder read"),
+        ("pipe.tar.gz", "not folder read"),
+        ("damaged.tar.gz", "damaged.tar.gz tar.gz damaged"),
+        ("escaping.tgz", "not safe file name"),
+        ("", "folder archive"),
+        ("file://elsewhere/a", "folder archive"),
+        ("https://example.com/a.tar.gz", "folder archive"),
+        ("a\nb", "folder archive"),
+        ("x" * 5000, "folder archive"),
+        ("x" * 1000, "not folder read"),
+        ("\ud800", "folder archive"),
+        ("s3://bucket/adapter", "outside option.adapter_store"),
+        ("s3://models/adapters", "outside option.adapter_store"),
+        ("s3://models/adapters/a/../../secret", "nothing below prefix"),
+        ("s3://models/adapters/french-2", "outside option.adapter_store"),
+        ("s3://models//adapters/french", "not S3 URL"),
+        ("s3://mod els/adapters/french", "not name bucket"),
+        ("S3://models/adapters/" + "a" * 5000, "1100 characters"),
     ],
 )
 def test_sources_that_are_refused(cache: Path, tmp_path: Path, source: str, cause: str) -> None:
@@ -112,7 +113,7 @@ def test_sources_that_are_refused(cache: Path, tmp_path: Path, source: str, caus
             assert folder == store / "a"
     with sources(store, other).open(str(other)) as folder:
         assert folder == other
-    with pytest.raises(InvalidRequest, match=cause) as failure, allowed.open(source):
+    with raises(InvalidRequest, cause) as failure, allowed.open(source):
         pass
     assert len(str(failure.value)) < 500
     assert "\n" not in str(failure.value)
@@ -132,7 +133,7 @@ def test_adapter_in_s3_is_downloaded_once_and_kept_while_it_is_open(server: S3Se
         assert found == folder
     assert not server.proxy.gets
     small = sources("s3://models/adapters", model_cache_size="9")
-    with small.open(url), pytest.raises(InvalidRequest, match="models there that are in use take"):
+    with small.open(url), raises(InvalidRequest, "models in use"):
         small.open("s3://models/adapters/weights/").__enter__()
 
 
@@ -179,7 +180,7 @@ def test_archives_beside_the_model(cache: Path, tmp_path: Path) -> None:
             assert (second / WEIGHTS).read_bytes() == OTHERS
     french.write_bytes(archive({"config.json": b"{}"}))
     with (
-        pytest.raises(ConfigError, match=r"french.tar.gz is not an adapter: it has no"),
+        raises(ConfigError, "french.tar.gz not adapter no"),
         own_adapter(french, properties),
     ):
         pass

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from facts import raises
 
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConversionRefused, LMIError, LoadFailed, UnsupportedModel
@@ -40,7 +41,7 @@ def test_refusal_is_remembered_until_the_converter_changes(tmp_path: Path) -> No
     function = Converter(ConversionRefused("its attention has sinks"))
     with pytest.raises(ConversionRefused, match=r"^its attention has sinks$"):
         convert(tmp_path / "a", function)
-    with pytest.raises(ConversionRefused, match=r"^its attention has sinks \(found earlier; delete .*a\.refused to"):
+    with raises(ConversionRefused, "sinks earlier a.refused"):
         convert(tmp_path / "a", function)
     assert function.calls == 1
     with pytest.raises(ConversionRefused, match=r"sinks$"):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from channels import connected
+from facts import raises
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -41,7 +42,7 @@ def test_messages_to_an_engine_that_does_not_read_are_limited_and_never_block() 
         sender = EngineSender(worker, max_bytes=4_000_000)
         started = time.monotonic()
         accepted: list[int] = []
-        with pytest.raises(EngineNotReady, match=r"the engine does not read its messages: 1[0-9] with"):
+        with raises(EngineNotReady, "not read messages", code="messages_not_read"):
             submit_many(sender, accepted)
         assert time.monotonic() - started < 5
         assert len(accepted) >= 15

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from facts import says
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
@@ -147,7 +148,7 @@ def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
     engine.kill()
     server.wait_restarted(engine).engine().kill()
     assert server.process.wait(120) == 1
-    assert "lmi: error: the engine died 2 times in 600 s (last: SIGKILL; was it out of memory?)" in server.log
+    assert says(server.log, "died 2 600 SIGKILL")
 
 
 @pytest.mark.long  # the tests of `Restarts` above cover many histories
@@ -155,7 +156,7 @@ def test_server_reports_that_it_gives_up_on_stalled_engines(start_server: StartS
     server = start_server(ECHO + "option.restart_limit=0\noption.stall_timeout=4\n")
     server.engine().suspend()
     assert server.process.wait(120) == 1
-    assert "(last: it was stalled and was killed: the engine process has not run for" in server.log
+    assert says(server.log, "last: stalled killed not run")
     assert "out of memory" not in server.log
 
 

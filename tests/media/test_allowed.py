@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def test_a_parsed_url_always_has_an_allowed_host(rest: str) -> None:
 
 
 def test_the_error_for_a_host_with_a_private_address_does_not_contain_the_address() -> None:
-    with pytest.raises(InvalidRequest, match="neither on the public Internet") as caught:
+    with raises(InvalidRequest, "public Internet") as caught:
         allowed_media("localhost", None).resolve(Location("localhost", 443, "/"))
     assert "127.0.0.1" not in str(caught.value)
     assert "::1" not in str(caught.value)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
@@ -208,7 +209,7 @@ def test_only_the_command_itself_is_read(text: str) -> None:
 
 
 def test_a_second_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="vllm serve takes one model, but 'b' is a second one"):
+    with raises(ConfigError, "vllm serve one model b"):
         translate_vllm("vllm serve a b", OPTIONS)
 
 
@@ -268,17 +269,17 @@ for action in make_arg_parser(FlexibleArgumentParser())._actions:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "there is no command 'text-generation-launcher' in ''"),
-        ("rm -rf /", "there is no command 'text-generation-launcher' in 'rm -rf /'"),
-        ("text-generation-launcher --model-id 'x", "the command is not valid in a shell: ' is not closed"),
-        ("text-generation-launcher --model-id", "--model-id has no value"),
-        ("text-generation-launcher --model_idd x", "text-generation-launcher has no flag --model-idd"),
-        ("text-generation-launcher gpt2", "text-generation-launcher has no argument 'gpt2'"),
-        ("docker run ubuntu", "the command starts a container, but names no image with 'text-generation-inference'"),
+        ("", "no command text-generation-launcher"),
+        ("rm -rf /", "no text-generation-launcher rm -rf /"),
+        ("text-generation-launcher --model-id 'x", "command not valid shell"),
+        ("text-generation-launcher --model-id", "--model-id no"),
+        ("text-generation-launcher --model_idd x", "text-generation-launcher no --model-idd"),
+        ("text-generation-launcher gpt2", "text-generation-launcher no gpt2"),
+        ("docker run ubuntu", "command no text-generation-inference"),
     ],
 )
 def test_bad_commands(text: str, cause: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(cause)):
+    with raises(ConfigError, cause):
         translate_tgi(text, OPTIONS)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from facts import Said, raises
 
 from backends import registry
 from lmi_handlers.config.properties import LoadedProperties, load_properties
@@ -62,8 +63,8 @@ def test_the_file_and_our_own_variables_take_precedence(model_dir: Path) -> None
 def test_flags_without_a_counterpart_are_shown_with_the_reason() -> None:
     loaded = load(None, SM_VLLM_PORT="8000", SM_VLLM_SSL_KEYFILE="/x")
     assert {setting.key: setting.note for setting in loaded.explicit} == {
-        "SM_VLLM_PORT": "use lmi serve --port",
-        "SM_VLLM_SSL_KEYFILE": "put a proxy with the certificate in front; on SageMaker, AWS does that",
+        "SM_VLLM_PORT": Said("lmi serve --port"),
+        "SM_VLLM_SSL_KEYFILE": Said("proxy certificate SageMaker"),
     }
     assert loaded.unknown == ()
 
@@ -71,21 +72,20 @@ def test_flags_without_a_counterpart_are_shown_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("API_KEY", "sk-1", "SM_VLLM_API_KEY is not supported: set API_KEY instead"),
-        ("HF_TOKEN", "hf_1", "SM_VLLM_HF_TOKEN is not supported: set HF_TOKEN instead"),
-        ("MAX_MODEL_LEN", "long", "SM_VLLM_MAX_MODEL_LEN: --max-model-len has value 'long': not a number such as"),
-        ("RUNNER", "true", "SM_VLLM_RUNNER: --runner has no value"),
-        ("CONVERT", "[]", "SM_VLLM_CONVERT: there is no value in []"),
+        ("API_KEY", "sk-1", "SM_VLLM_API_KEY not supported API_KEY"),
+        ("HF_TOKEN", "hf_1", "SM_VLLM_HF_TOKEN not supported HF_TOKEN"),
+        ("MAX_MODEL_LEN", "long", "SM_VLLM_MAX_MODEL_LEN --max-model-len long number"),
+        ("RUNNER", "true", "SM_VLLM_RUNNER --runner no"),
+        ("CONVERT", "[]", "SM_VLLM_CONVERT no []"),
         (
             "LIMIT_MM_PER_PROMPT",
             "image=many",
-            "SM_VLLM_LIMIT_MM_PER_PROMPT: --limit-mm-per-prompt has value 'image=many': ",
+            "SM_VLLM_LIMIT_MM_PER_PROMPT --limit-mm-per-prompt image=many",
         ),
     ],
 )
 def test_values_that_cannot_be_used_are_one_line(variable: str, text: str, message: str) -> None:
     """A key that is ignored would leave the server open."""
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, message) as caught:
         load(None, **{f"SM_VLLM_{variable}": text})
-    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from facts import raises, says
 from safetensors.torch import save_file
 
 from lmi_handlers.core.errors import ConfigError
@@ -43,25 +44,25 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
         (
             {},
             pair(8),
-            f"lora_A and lora_B of {LAYER} have the shapes 8 x 6 and 8 x 8, but its adapter_config.json says that r is 4",
+            f"lora_A lora_B {LAYER} 8 6 adapter_config.json 4",
         ),
-        ({"rank_pattern": {"v_proj": 2}}, pair(8), f"lora_A and lora_B of {LAYER} have the shapes 8 x 6"),
+        ({"rank_pattern": {"v_proj": 2}}, pair(8), f"lora_A lora_B {LAYER} 8 6"),
         (
             {},
             pair() | {f"base_model.model.{LAYER}.lora_B.weight": torch.ones(8, 2)},
-            f"lora_A and lora_B of {LAYER} have the shapes 4 x 6 and 8 x 2, which do not belong together",
+            f"lora_A lora_B {LAYER} 4 6 8 2",
         ),
         (
             {"target_modules": ["k_proj", "proj"]},
             pair(),
-            f"it has weights for {LAYER}, which is not among the target_modules of its adapter_config.json",
+            f"{LAYER} target_modules adapter_config.json",
         ),
         *(
-            ({}, with_value(pair(dtype=dtype), value), f"{LAYER}.lora_B.weight has weights that are not finite numbers")
+            ({}, with_value(pair(dtype=dtype), value), f"{LAYER}.lora_B.weight not finite numbers")
             for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
             for value in (math.nan, -math.inf)
         ),
-        ({"r": "four"}, pair(), "its adapter_config.json is not valid: Expected `int | null`, got `str` - at `$.r`"),
+        ({"r": "four"}, pair(), "adapter_config.json int null str $.r"),
     ],
 )
 def test_contradictions(tmp_path: Path, config: dict[str, Any], tensors: Tensors, cause: str) -> None:
@@ -71,7 +72,7 @@ def test_contradictions(tmp_path: Path, config: dict[str, Any], tensors: Tensors
         check_adapter(folder, name="'mine'")
     message = str(failure.value)
     assert message.startswith("'mine' cannot be served: ")
-    assert cause in message
+    assert says(message, cause)
 
 
 @pytest.mark.parametrize(
@@ -114,5 +115,5 @@ def test_tensors_that_overlap(tmp_path: Path) -> None:
     header = {f"x{number}": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]} for number in range(100)}
     text = json.dumps(header).encode()
     (tmp_path / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(256))
-    with pytest.raises(ConfigError, match="is not a safetensors file: its tensors overlap"):
+    with raises(ConfigError, "safetensors tensors overlap"):
         check_complete(tmp_path)

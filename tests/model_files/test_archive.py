@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from facts import raises
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files import archive as archive_module
@@ -106,36 +107,36 @@ def test_files_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("add", "words"),
     [
-        (member("/etc/passwd"), "'/etc/passwd', which is not a safe file name"),
-        (member("a/../../b"), "is not a safe file name"),
-        (member("a\\..\\b"), "is not a safe file name"),
+        (member("/etc/passwd"), "/etc/passwd not safe file"),
+        (member("a/../../b"), "not safe file name"),
+        (member("a\\..\\b"), "not safe file name"),
         (
             member("link", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-            "'link', which is neither a file nor a folder",
+            "link neither file folder",
         ),
-        (member("link", b"", type=tarfile.LNKTYPE, linkname="../x"), "'link', which is neither a file nor a folder"),
-        (member("null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3), "neither a file nor a folder"),
-        (member("pipe", b"", type=tarfile.FIFOTYPE), "neither a file nor a folder"),
-        (member("a" * 300), "a file name of 300 bytes"),
-        (sparse("sparse"), "'sparse', which is neither a file nor a folder"),
-        (claim("huge", 1 << 50), "more than 1,073,741,824 bytes"),
-        (claim("cut off", 50_000), "damaged: unexpected end of data"),
-        (member("x", b"", pax_headers={"comment": "x" * (2 << 20)}), "damaged: a header is too long"),
-        (extended(tarfile.XGLTYPE, record("comment", "x")), "damaged: global headers and sparse files"),
+        (member("link", b"", type=tarfile.LNKTYPE, linkname="../x"), "link neither file folder"),
+        (member("null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3), "neither file folder"),
+        (member("pipe", b"", type=tarfile.FIFOTYPE), "neither file folder"),
+        (member("a" * 300), "file 300 bytes"),
+        (sparse("sparse"), "sparse file folder"),
+        (claim("huge", 1 << 50), "1,073,741,824 bytes"),
+        (claim("cut off", 50_000), "damaged: unexpected end"),
+        (member("x", b"", pax_headers={"comment": "x" * (2 << 20)}), "damaged: header long"),
+        (extended(tarfile.XGLTYPE, record("comment", "x")), "damaged: global sparse"),
         (extended(tarfile.XGLTYPE, b"".join(record(f"k{n}", "v") for n in range(40_000))), "damaged: global headers"),
-        (extended(tarfile.XHDTYPE, b"".join(record(f"k{n}", "v") for n in range(40_000))), "a header is too long"),
-        (extended(tarfile.XHDTYPE, b"a" * (1 << 19)), "damaged: a header is too long"),
-        (extended(tarfile.XHDTYPE, b"1" * 8_000), "damaged: a header has a number that is too long"),
-        (extended(tarfile.GNUTYPE_LONGNAME, b"x" * 500_000), "damaged: a header is too long"),
-        (extended(tarfile.GNUTYPE_LONGNAME, b"x", 10_000), "damaged: a header is too long"),
-        (extended(tarfile.XHDTYPE, MAP_WITHOUT_END), "damaged: "),
-        (member("x", b"", type=tarfile.GNUTYPE_SPARSE), "damaged: global headers and sparse files"),
-        (member("x", pax_headers={"mtime": "inf"}), "damaged: "),
-        (member("x", pax_headers={"mtime": "nan"}), "damaged: "),
+        (extended(tarfile.XHDTYPE, b"".join(record(f"k{n}", "v") for n in range(40_000))), "header long"),
+        (extended(tarfile.XHDTYPE, b"a" * (1 << 19)), "damaged: header long"),
+        (extended(tarfile.XHDTYPE, b"1" * 8_000), "damaged: number long"),
+        (extended(tarfile.GNUTYPE_LONGNAME, b"x" * 500_000), "damaged: header long"),
+        (extended(tarfile.GNUTYPE_LONGNAME, b"x", 10_000), "damaged: header long"),
+        (extended(tarfile.XHDTYPE, MAP_WITHOUT_END), "damaged:"),
+        (member("x", b"", type=tarfile.GNUTYPE_SPARSE), "damaged: global sparse"),
+        (member("x", pax_headers={"mtime": "inf"}), "damaged:"),
+        (member("x", pax_headers={"mtime": "nan"}), "damaged:"),
     ],
 )
 def test_hostile_member_is_refused(tmp_path: Path, add: Callable[[tarfile.TarFile], None], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+    with raises(ConfigError, words) as caught:
         unpacked(tmp_path, member("config.json"), add)
     assert str(caught.value).startswith("a.tar.gz ")
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "content", "config.json", "cut off", "x"}
@@ -144,7 +145,7 @@ def test_hostile_member_is_refused(tmp_path: Path, add: Callable[[tarfile.TarFil
 def test_many_extended_headers_are_bounded_together(tmp_path: Path) -> None:
     """Each is short, but its records take `tarfile` a while, because they end before their keyword does."""
     headers = [extended(tarfile.XHDTYPE, b"4 a\n" * 2_000 + b"=") for _ in range(200)]
-    with pytest.raises(ConfigError, match="damaged: a header is too long"):
+    with raises(ConfigError, "damaged: header long"):
         unpacked(tmp_path, *headers)
 
 
@@ -157,7 +158,7 @@ def test_usual_extended_headers_are_accepted(tmp_path: Path) -> None:
 
 def test_archive_that_grows_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "_LEAST_LIMIT", 100_000)
-    with pytest.raises(ConfigError, match=r"^a.tar.gz holds more than 100,000 files, or more than 100,000 bytes$"):
+    with raises(ConfigError, "a.tar.gz 100,000 files bytes"):
         unpacked(tmp_path, *(member(f"zeros-{number}", bytes(30_000)) for number in range(5)))
 
 
@@ -175,7 +176,7 @@ def test_room_is_made_before_a_file_is_written(tmp_path: Path) -> None:
 
 
 def test_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^a.tar.gz holds 'a/b' as a file and as a folder, or in a file$"):
+    with raises(ConfigError, "a.tar.gz a/b file folder"):
         unpacked(tmp_path, member("a"), member("a/b"))
 
 
@@ -185,7 +186,7 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
     ):
         file = tmp_path / str(number)
         file.write_bytes(data)
-        with pytest.raises(ConfigError, match=r"^x is not a tar.gz archive, or damaged: "):
+        with raises(ConfigError, "x not tar.gz damaged"):
             unpack(file, tmp_path / "content", name="x", make_room=endless, progress=lambda done: None)
 
 
@@ -198,5 +199,5 @@ def test_archive_without_its_later_members(tmp_path: Path) -> None:
     for number, data in enumerate((bytes(flipped), content[:1024], content[:1324])):
         file_name = tmp_path / str(number)
         file_name.write_bytes(gzip.compress(data))
-        with pytest.raises(ConfigError, match="damaged: a header is damaged or missing"):
+        with raises(ConfigError, "damaged: header damaged missing"):
             unpack(file_name, tmp_path / "content", name="x", make_room=endless, progress=lambda done: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from facts import says
 
 from lmi_handlers.core.near_file import did_you_mean, near_file
 
@@ -31,5 +32,5 @@ def test_near_file(tmp_path: Path, wrong: str, meant: str) -> None:
 def test_the_first_path_with_a_near_one_is_proposed(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text("")
     paths = (tmp_path / "nothing", tmp_path / "templat.jinja")
-    assert did_you_mean(*paths) == f"; did you mean {tmp_path}/template.jinja?"
+    assert says(did_you_mean(*paths), f"{tmp_path}/template.jinja")
     assert did_you_mean(paths[0]) == ""

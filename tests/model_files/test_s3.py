@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import raises
 from s3_server import Fault, S3Server
 from waiting import wait_until
 
@@ -116,17 +117,17 @@ def test_fault_that_passes_costs_only_time(server: S3Server, tmp_path: Path, fau
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("corrupt", r"s3://models/m/model.safetensors arrived 3 times with a wrong size or "),
-        ("truncate", "s3://models/m/model.safetensors: .*(IncompleteRead|bytes)"),
-        ("reset", "s3://models/m/model.safetensors: "),
-        ("denied", "s3://models/m/model.safetensors: access is denied; .*s3:GetObject"),
-        ("expired", "s3://models/m/model.safetensors: the AWS credentials have expired; renew them$"),
+        ("corrupt", "s3://models/m/model.safetensors arrived 3"),
+        ("truncate", "s3://models/m/model.safetensors:"),
+        ("reset", "s3://models/m/model.safetensors:"),
+        ("denied", "s3://models/m/model.safetensors denied s3:GetObject"),
+        ("expired", "s3://models/m/model.safetensors AWS credentials expired"),
     ],
 )
 def test_fault_that_stays_is_one_sentence_and_leaves_no_model(
     server: S3Server, tmp_path: Path, fault: Fault, words: str
 ) -> None:
-    with server.proxy.breaking(fault, "model.safetensors"), pytest.raises(LMIError, match=words) as caught:
+    with server.proxy.breaking(fault, "model.safetensors"), raises(LMIError, words) as caught:
         fetch("s3://models/m", tmp_path)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, LoadFailed) == (fault not in ("denied", "expired"))
@@ -194,7 +195,7 @@ def test_object_that_changes_during_the_download(server: S3Server, tmp_path: Pat
 
     server.proxy.before = change
     try:
-        with pytest.raises(LoadFailed, match=r"^s3://changing/m/model.safetensors was changed or removed while"):
+        with raises(LoadFailed, "s3://changing/m/model.safetensors changed removed"):
             fetch("s3://changing/m", tmp_path)
     finally:
         server.proxy.before = ignore
@@ -277,9 +278,7 @@ def test_least_recently_used_models_make_room(server: S3Server, tmp_path: Path) 
     with (
         fetching("s3://model-a/a", tmp_path, limit=limit),
         fetching("s3://model-c/c", tmp_path, limit=limit),
-        pytest.raises(
-            ConfigError, match=r"^b-\w+ needs 10\.5 MB more in .* are free, and option.model_cache_size is 26"
-        ),
+        raises(ConfigError, "10.5 MB option.model_cache_size 26"),
     ):
         fetch("s3://model-b/b", tmp_path, limit=limit)
     assert [name[0] for name in entries(tmp_path)] == ["a", "c"]
@@ -295,7 +294,7 @@ def test_unpacked_archive_counts_and_makes_room(server: S3Server, tmp_path: Path
             archive.addfile(member, io.BytesIO(bytes(member.size)))
     server.put("archived", {"m.tar.gz": data.getvalue(), "other/x.safetensors": WEIGHTS})
     fetch("s3://archived/other", tmp_path)
-    with pytest.raises(ConfigError, match=r"^m.tar.gz-\w+ needs 3\.1 MB more .* option.model_cache_size is 10\.5 MB"):
+    with raises(ConfigError, "m.tar.gz- 3.1 MB option.model_cache_size 10.5"):
         fetch("s3://archived/m.tar.gz", tmp_path, limit=10 * MB)
     assert entries(tmp_path) == []
     fetch("s3://archived/other", tmp_path)
@@ -306,17 +305,17 @@ def test_unpacked_archive_counts_and_makes_room(server: S3Server, tmp_path: Path
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("s3://no-such-bucket-here/m", r"^s3://no-such-bucket-here/m: the bucket does not exist$"),
-        ("s3://models/none/", r"^s3://models/none/: there is nothing below this prefix, and no object of this name$"),
-        ("s3://Not_A_Bucket/m", "does not name a bucket; an S3 URL is s3://bucket/folder/$"),
-        ("s3://key:secret@models/m", r"^s3://\*\*\*\*\*\*@models/m does not name a bucket"),
-        ("s3://models//m", "an empty name"),
-        ("s3://models/m\n", "a control character"),
-        ("s3://models/m/adapters/french/../../", "nothing below this prefix"),
+        ("s3://no-such-bucket-here/m", "s3://no-such-bucket-here/m bucket not exist"),
+        ("s3://models/none/", "s3://models/none/ nothing no object"),
+        ("s3://Not_A_Bucket/m", "not bucket S3 URL s3://bucket/folder/"),
+        ("s3://key:secret@models/m", "s3://******@models/m not name bucket"),
+        ("s3://models//m", "empty name"),
+        ("s3://models/m\n", "control character"),
+        ("s3://models/m/adapters/french/../../", "nothing below prefix"),
     ],
 )
 def test_mistake_in_the_url(tmp_path: Path, url: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with raises(ConfigError, words):
         fetch(url, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -324,16 +323,16 @@ def test_mistake_in_the_url(tmp_path: Path, url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"m/../../x.safetensors": b"x"}, "is not a safe file name"),
-        ({"m//etc/passwd": b"x"}, "is not a safe file name"),
-        ({"m/a\\..\\b.safetensors": b"x"}, "is not a safe file name"),
-        ({"m/a.safetensors": b"x", "m/a.safetensors/b": b"x"}, "'a.safetensors' as a file and as a folder"),
-        ({"m/" + "a" * 300: b"x"}, "a file name of 300 bytes"),
+        ({"m/../../x.safetensors": b"x"}, "not safe file name"),
+        ({"m//etc/passwd": b"x"}, "not safe file name"),
+        ({"m/a\\..\\b.safetensors": b"x"}, "not safe file name"),
+        ({"m/a.safetensors": b"x", "m/a.safetensors/b": b"x"}, "a.safetensors file folder"),
+        ({"m/" + "a" * 300: b"x"}, "file name 300 bytes"),
         (
             {"m/a.gguf": b"x", "m/b.gguf": b"x"},
-            r"several GGUF files \(a.gguf, b.gguf\); name one, such as s3://.*/m/a.gguf",
+            "several GGUF a.gguf b.gguf s3:// /m/a.gguf",
         ),
-        ({"m/model.tar.gz": b"x"}, "holds no weights .* but model.tar.gz"),
+        ({"m/model.tar.gz": b"x"}, "no weights model.tar.gz"),
     ],
 )
 def test_bucket_without_a_model_that_can_be_served(
@@ -341,7 +340,7 @@ def test_bucket_without_a_model_that_can_be_served(
 ) -> None:
     bucket = f"bad-{abs(hash(words))}"
     server.put(bucket, files)
-    with pytest.raises(ConfigError, match=words):
+    with raises(ConfigError, words):
         fetch(f"s3://{bucket}/m", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -358,9 +357,7 @@ def test_requests_without_credentials_are_anonymous(
     assert fetch("s3://public/m", tmp_path / "cache") == {"x.safetensors": WEIGHTS}
     with (
         server.proxy.breaking("denied", "list-type"),
-        pytest.raises(
-            ConfigError, match=r"access is denied; .*\(no AWS credentials were found, so the request was anony"
-        ),
+        raises(ConfigError, "denied no AWS credentials"),
     ):
         fetch("s3://models/m", tmp_path / "cache")
 
@@ -368,7 +365,7 @@ def test_requests_without_credentials_are_anonymous(
 def test_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(LoadFailed, match=r"^s3://models/m: Could not connect to the endpoint URL"):
+    with raises(LoadFailed, "s3://models/m not connect URL"):
         fetch("s3://models/m", tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "not a url")
     with pytest.raises(ConfigError, match=r"^s3://models/m: Invalid endpoint: not a url$"):
@@ -378,5 +375,5 @@ def test_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_secure_mode_searches_what_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAGEMAKER_SECURE_MODE", "true")
     monkeypatch.setenv("SAGEMAKER_SECURITY_CONTROLS", "DISALLOW_PICKLE_FILES")
-    with pytest.raises(ConfigError, match=r"adapter_model\.bin is forbidden in secure mode"):
+    with raises(ConfigError, "adapter_model.bin forbidden secure"):
         fetch("s3://models/m", tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import raises, says
 from model_store import ECHO, StoreServer
 from runtime_client import runtime_client
 from serving import API_KEY, free_port
@@ -70,7 +71,7 @@ def test_a_model_that_needs_more_memory_than_is_free(server: StoreServer, manage
     server.add("large", ECHO + "option.kv_cache_memory_bytes=100000G\n")
     answer = load(management, "large", "large")
     assert answer.status_code == 507
-    assert "model large needs about 107,374,182,400,000 bytes of memory, but " in answer.json()["message"]
+    assert says(answer.json()["message"], "model large 107,374,182,400,000 memory")
     assert requests.get(f"{management}/models", headers=KEY, timeout=20).json() == {"models": []}
 
 
@@ -113,7 +114,7 @@ def test_the_management_address_is_another_and_pages_cannot_reach_it(tmp_path: P
     try:
         elsewhere = server.ask("GET", "/models", headers={"Host": f"127.0.0.1:{port}"})
         assert elsewhere.status_code == 404
-        assert "LMI_MANAGEMENT_ADDRESS is where models are loaded" in elsewhere.json()["message"]
+        assert says(elsewhere.json()["message"], "LMI_MANAGEMENT_ADDRESS models loaded")
         rebound = {"Host": f"rebound.example:{port}"}
         assert requests.get(f"http://127.0.0.1:{port}/models", headers=rebound, timeout=20).status_code == 403
         assert requests.get(f"http://127.0.0.1:{port}/models", timeout=20).json() == {"models": []}
@@ -124,5 +125,5 @@ def test_the_management_address_is_another_and_pages_cannot_reach_it(tmp_path: P
 
 def test_a_management_address_with_the_port_of_the_server(tmp_path: Path) -> None:
     environ = {"LMI_MODEL_STORE": str(tmp_path), "LMI_PORT": "9000", "LMI_MANAGEMENT_ADDRESS": "127.0.0.2:9000"}
-    with pytest.raises(ConfigError, match="must have a port of its own: 9000 is the server's"):
+    with raises(ConfigError, "port 9000 server's"):
         ServerSettings.from_environ(environ)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -113,17 +114,17 @@ def test_what_is_unknown_is_not_taken_for_idle(context: Any, decision: int) -> N
 @pytest.mark.parametrize(
     ("given_", "cause"),
     [
-        ({"min_replicas": 2}, "min_replicas needs max_replicas"),
-        ({"min_replicas": 0, "max_replicas": 2}, "greater than or equal to 1"),
-        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2 must not be less than min_replicas=3"),
-        ({"max_replicas": 2, "replicas": 3}, "replicas=3 must be between 1 and 2"),
+        ({"min_replicas": 2}, "min_replicas requires max_replicas"),
+        ({"min_replicas": 0, "max_replicas": 2}, "greater equal 1"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2 min_replicas=3"),
+        ({"max_replicas": 2, "replicas": 3}, "replicas=3 1 2"),
         ({"max_replicas": 2, "target_usage": 0}, "greater than 0"),
-        ({"max_replicas": 2, "upscale_delay_s": -1}, "greater than or equal to 0"),
-        ({"max_replicas": 5000}, "less than or equal to 4096"),
+        ({"max_replicas": 2, "upscale_delay_s": -1}, "greater equal 0"),
+        ({"max_replicas": 5000}, "less equal 4096"),
     ],
 )
 def test_arguments_that_contradict(given_: dict[str, Any], cause: str) -> None:
-    with pytest.raises(ValidationError, match=cause):
+    with raises(ValidationError, cause):
         Arguments(model_dir="m", **given_)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from capabilities import capabilities
+from facts import raises
 
 from lmi_handlers.core.capabilities import check_adapter, check_cache_salt, check_prompt, check_sampling_params
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
@@ -22,15 +23,15 @@ KNOWN = capabilities(
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([], "the prompt must have from 1 to 95 tokens, got 0"),
-        ([5] * 96, "the prompt must have from 1 to 95 tokens, got 96"),
-        ([5, 128], "token ids in the prompt must be from 0 to 127, got 128"),
-        ([5, -1], "token ids in the prompt must be from 0 to 127, got -1"),
+        ([], "prompt 1 95 0"),
+        ([5] * 96, "prompt 1 95 96"),
+        ([5, 128], "ids prompt 0 127 128"),
+        ([5, -1], "ids prompt 0 127 -1"),
     ],
 )
 def test_prompt(prompt: list[int], message: str) -> None:
     check_prompt([0, 127] * 47, KNOWN)
-    with pytest.raises(InvalidRequest, match=message):
+    with raises(InvalidRequest, message):
         check_prompt(prompt, KNOWN)
 
 
@@ -42,16 +43,16 @@ def test_prompt_under_a_lower_limit() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (SamplingParams(logprobs=21), "logprobs: must be at most 20, got 21"),
-        (SamplingParams(prompt_logprobs=21), "prompt_logprobs: must be at most 20, got 21"),
-        (SamplingParams(max_tokens=51), "max_tokens: must be at most 50, got 51"),
-        (SamplingParams(logit_bias={1: 1.0, 4000: 1.0}), "logit_bias: token ids must be from 0 to 127, got 4000"),
-        (SamplingParams(stop_token_ids=(-1, 5)), "stop_token_ids: token ids must be from 0 to 127, got -1"),
-        (SamplingParams(allowed_token_ids=(128,)), "allowed_token_ids: token ids must be from 0 to 127, got 128"),
+        (SamplingParams(logprobs=21), "logprobs: 20 21"),
+        (SamplingParams(prompt_logprobs=21), "prompt_logprobs: 20 21"),
+        (SamplingParams(max_tokens=51), "max_tokens: 50 51"),
+        (SamplingParams(logit_bias={1: 1.0, 4000: 1.0}), "logit_bias: 0 127 4000"),
+        (SamplingParams(stop_token_ids=(-1, 5)), "stop_token_ids: 0 127 -1"),
+        (SamplingParams(allowed_token_ids=(128,)), "allowed_token_ids: 0 127 128"),
     ],
 )
 def test_sampling_params(params: SamplingParams, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
+    with raises(InvalidRequest, message):
         check_sampling_params(params, KNOWN)
 
 
@@ -61,16 +62,16 @@ def test_prompt_logprobs_may_have_a_limit_of_their_own() -> None:
 
 def test_unsupported_field() -> None:
     check_sampling_params(SamplingParams(typical_p=1.0), KNOWN)
-    with pytest.raises(UnsupportedFeature, match="typical_p: is not supported by the echo backend"):
+    with raises(UnsupportedFeature, "typical_p: not supported echo"):
         check_sampling_params(SamplingParams(typical_p=0.5), KNOWN)
 
 
 def test_adapter() -> None:
     check_adapter(None, KNOWN)
     check_adapter("loud", KNOWN)
-    with pytest.raises(InvalidRequest, match="adapters: adapter 'x' is not loaded; loaded adapters: loud"):
+    with raises(InvalidRequest, "adapters: x loud"):
         check_adapter("x", KNOWN)
-    with pytest.raises(UnsupportedFeature, match="adapters: is not supported by the echo backend"):
+    with raises(UnsupportedFeature, "adapters: not supported echo"):
         check_adapter("x", capabilities(unsupported=("adapters",)))
 
 
@@ -78,5 +79,5 @@ def test_cache_salt() -> None:
     """A backend that does not say that it takes salts gets none, because nobody would notice that it ignores them."""
     check_cache_salt(None, KNOWN)
     check_cache_salt("x", capabilities(takes_cache_salt=True))
-    with pytest.raises(UnsupportedFeature, match="cache_salt: is not supported by the echo backend"):
+    with raises(UnsupportedFeature, "cache_salt: not supported echo"):
         check_cache_salt("x", KNOWN)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from capabilities import capabilities
 from engine_thread import Engine
+from facts import raises
 from waiting import wait_until
 
 from formatters.lmi.rolling import JsonFormatter
@@ -79,7 +80,7 @@ def test_request_that_was_checked_for_another_engine_is_rejected(engine: Engine,
         engine.server.announce(second)
         wait_until(lambda: model.loaded.capabilities == second.capabilities)
 
-    with pytest.raises(EngineNotReady, match="restarted while the request was being prepared"):
+    with raises(EngineNotReady, "restarted prepared"):
         submit(model, Prompt("hi"), restart)
 
 
@@ -89,5 +90,5 @@ def test_token_that_the_model_does_not_have_is_rejected(
 ) -> None:
     """A tokenizer may know more tokens than its model, which would then fail for all requests."""
     model = start(engine, Ready(str(tmp_path), capabilities(vocab_size=128)))
-    with pytest.raises(InvalidRequest, match=r"^inputs: token ids must be from 0 to 127$"):
+    with raises(InvalidRequest, "inputs: 0 127"):
         submit(model, Prompt(content), check_length)

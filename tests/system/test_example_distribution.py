@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 from environments import Environment, copy_sources
+from facts import says
 from paths import ROOT
 from serving import Server, free_port
 
@@ -54,24 +55,24 @@ def test_check_knows_its_options(environment: Environment, example: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("option.shout_marks=0", "option.shout_marks has value '0'"),
-        ("option.shout_marks=many", "option.shout_marks has value 'many'"),
-        ("option.shout_mark=3", "unknown option option.shout_mark; did you mean option.shout_marks?"),
+        ("option.shout_marks=0", "option.shout_marks 0"),
+        ("option.shout_marks=many", "option.shout_marks many"),
+        ("option.shout_mark=3", "unknown option.shout_mark option.shout_marks"),
         (
             "option.output_formatter=shout_line",
-            "option.output_formatter has value 'shout_line': must be one of json, jsonlines, shout_lines, sse",
+            "option.output_formatter shout_line json jsonlines shout_lines sse",
         ),
     ],
 )
 def test_check_refuses_mistakes(environment: Environment, tmp_path: Path, line: str, message: str) -> None:
     result = check(environment, tmp_path, f"option.rolling_batch=shout\n{line}\n")
     assert result.returncode == 1
-    assert message in result.stdout + result.stderr
+    assert says(result.stdout + result.stderr, message)
 
 
 def test_check_warns_of_its_option_on_another_backend(environment: Environment, tmp_path: Path) -> None:
     result = check(environment, tmp_path, "option.rolling_batch=echo\noption.shout_marks=2\n")
-    assert "option.shout_marks has no effect on backend echo; it is only read by shout" in result.stdout
+    assert says(result.stdout, "option.shout_marks no effect echo only")
 
 
 def test_its_command(environment: Environment, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from facts import raises, says, tell
+from facts import Said, raises, says, tell
 
 from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedFeature
 
@@ -27,6 +27,13 @@ def test_as_many_texts_as_facts() -> None:
     assert tell(["a is 1", "b is 2"], ["a 1", "b 2"])
     assert not tell(["a is 1", "b is 2"], ["b 2", "a 1"])
     assert not tell(["a is 1", "b is 2"], ["a 1"])
+
+
+def test_a_text_within_a_document() -> None:
+    document = {"error": "has 4 strings", "code": 400}
+    assert document == {"error": Said("4"), "code": 400}
+    assert document != {"error": Said("5"), "code": 400}
+    assert document != {"error": "has 4 strings", "code": Said("400")}
 
 
 def test_an_error_has_class_facts_and_code() -> None:

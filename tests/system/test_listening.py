@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from facts import says
 from paths import ROOT
 from serving import Server, free_port
 
@@ -76,23 +77,23 @@ def test_the_image_does_not_guess() -> None:
 @pytest.mark.parametrize(
     ("host", "key", "option", "told", "console"),
     [
-        ("127.0.0.1", "", "", "only this machine can connect (for others: --host 0.0.0.0), without a key", "on"),
+        ("127.0.0.1", "", "", "only machine --host 0.0.0.0 without key", "on"),
         (
             "127.0.0.1",
             "secret",
             "",
-            "only this machine can connect (for others: --host 0.0.0.0), with the API_KEY",
+            "only machine --host 0.0.0.0 with API_KEY",
             "key",
         ),
-        ("0.0.0.0", "", "", "other machines can connect, without a key (API_KEY is not set)", "others"),
+        ("0.0.0.0", "", "", "other machines connect without API_KEY", "others"),
         (
             "0.0.0.0",
             "",
             "option.console=true\n",
-            "other machines can connect, without a key (API_KEY is not set)",
+            "other machines connect without API_KEY",
             "on",
         ),
-        ("127.0.0.1", "", "option.console=false\n", "only this machine can connect", "option"),
+        ("127.0.0.1", "", "option.console=false\n", "only machine connect", "option"),
     ],
 )
 def test_the_log_says_who_can_connect_and_where_the_console_is(
@@ -111,7 +112,7 @@ def test_the_log_says_who_can_connect_and_where_the_console_is(
     try:
         server.wait_ready()
         [line] = [line for line in server.log.splitlines() if "can connect" in line]
-        assert told in line
+        assert says(line, told)
         assert line.endswith(ends[console])
         page = requests.get(f"{server.url}/", headers={"Accept": "text/html"}, timeout=60).text
         assert ("console/main.js" in page) == (console == "on")

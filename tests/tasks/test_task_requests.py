@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facts import says, tell
 from PIL import Image
 from task_handlers import RATE, TaskLoader, answers, as_json, ask, encoded, of_type, value_of, wav
 
@@ -57,26 +58,26 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskLoader]:
 @pytest.mark.parametrize(
     ("model", "body", "error"),
     [
-        (CLASSIFIER, {"inputs": 3}, "inputs: must be a text, a pair"),
-        (CLASSIFIER, {"inputs": {"text": "a", "more": "b"}}, "inputs: must be a text, a pair"),
-        (CLASSIFIER, {"inputs": []}, "inputs: must not be empty"),
-        (CLASSIFIER, {"inputs": "a", "inputz": 1}, "inputz: is not a field of the body"),
-        (CLASSIFIER, {"inputs": ["a"] * (MAX_ITEMS + 1)}, f"inputs: must have at most {MAX_ITEMS} items, got 257"),
-        (CLASSIFIER, {"inputs": "a" * (MAX_CHARACTERS + 1)}, f"inputs: must have at most {MAX_CHARACTERS} characters"),
-        (CLASSIFIER, {"inputs": LONG}, "inputs: has a text of 102 tokens; the model takes at most 64, and"),
-        (CLASSIFIER, {"inputs": {"text": "a", "text_pair": LONG}}, "inputs: has a text of 104 tokens"),
-        (CLASSIFIER, {"inputs": "a", "parameters": []}, "parameters: Expected `object`, got `array`"),
+        (CLASSIFIER, {"inputs": 3}, "inputs: text pair"),
+        (CLASSIFIER, {"inputs": {"text": "a", "more": "b"}}, "inputs: text pair"),
+        (CLASSIFIER, {"inputs": []}, "inputs: empty"),
+        (CLASSIFIER, {"inputs": "a", "inputz": 1}, "inputz: not field"),
+        (CLASSIFIER, {"inputs": ["a"] * (MAX_ITEMS + 1)}, f"inputs: {MAX_ITEMS} 257"),
+        (CLASSIFIER, {"inputs": "a" * (MAX_CHARACTERS + 1)}, f"inputs: {MAX_CHARACTERS} characters"),
+        (CLASSIFIER, {"inputs": LONG}, "inputs: 102 64"),
+        (CLASSIFIER, {"inputs": {"text": "a", "text_pair": LONG}}, "inputs: text 104"),
+        (CLASSIFIER, {"inputs": "a", "parameters": []}, "parameters: object array"),
         (
             CLASSIFIER,
             {"inputs": "a", "parameters": {"top_p": 1}},
-            "parameters.top_p: is not a parameter of this task; known: ",
+            "parameters.top_p: not parameter known:",
         ),
         (
             CLASSIFIER,
             {"inputs": "a", "parameters": {"top_k": "1"}},
-            "parameters.top_k: Expected `int | null`, got `str`",
+            "parameters.top_k: int null str",
         ),
-        (CLASSIFIER, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: Expected `int` >= 1"),
+        (CLASSIFIER, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: >= 1"),
         (
             CLASSIFIER,
             {"inputs": "a", "parameters": {"function_to_apply": "eval"}},
@@ -86,93 +87,93 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskLoader]:
             (
                 CLASSIFIER,
                 {"inputs": LONG, "parameters": {"truncation": True, "max_length": length}},
-                "parameters.max_length: must be from 3 to 64",
+                "parameters.max_length: 3 64",
             )
             for length in (1, 2, 65)
         ),
-        (TOKENS, {"inputs": {"a": "b"}}, "inputs: must be a text or a list of texts"),
-        (TOKENS, {"inputs": "a", "parameters": {"stride": 3}}, "parameters.stride: needs an aggregation_strategy"),
+        (TOKENS, {"inputs": {"a": "b"}}, "inputs: text list texts"),
+        (TOKENS, {"inputs": "a", "parameters": {"stride": 3}}, "parameters.stride: aggregation_strategy"),
         (
             TOKENS,
             {"inputs": "a", "parameters": {"stride": 40, "aggregation_strategy": "simple"}},
-            "parameters.stride: must be less than 31",
+            "parameters.stride: 31",
         ),
         (
             TOKENS,
             {"inputs": "a", "parameters": {"offset_mapping": []}},
-            "parameters.offset_mapping: is not a parameter",
+            "parameters.offset_mapping: not parameter",
         ),
-        (ZERO_SHOT, {"inputs": "a"}, "parameters: Object missing required field `candidate_labels`"),
+        (ZERO_SHOT, {"inputs": "a"}, "parameters: required candidate_labels"),
         (
             ZERO_SHOT,
             {"inputs": "a", "parameters": {"candidate_labels": " , "}},
-            "parameters.candidate_labels: must have 1",
+            "parameters.candidate_labels: 1",
         ),
         (
             ZERO_SHOT,
             {"inputs": "a", "parameters": {"candidate_labels": [str(number) for number in range(text.MAX_LABELS + 1)]}},
-            "parameters.candidate_labels: must have 1 to 100 labels, got 101",
+            "parameters.candidate_labels: 1 100 101",
         ),
         (
             ZERO_SHOT,
             {"inputs": ["a"] * 100, "parameters": {"candidate_labels": "a,b,c,d,e,f,g,h,i,j,k"}},
-            "inputs: 100 texts with 11 labels are 1100 pairs; at most 1000 are possible",
+            "inputs: 100 11 1100 1000",
         ),
         (
             ZERO_SHOT,
             {"inputs": "a", "parameters": {"candidate_labels": [LONG]}},
-            "parameters.candidate_labels: a label and its template have 100 tokens, of at most 61",
+            "parameters.candidate_labels: 100 61",
         ),
         (
             ZERO_SHOT,
             {"inputs": "a" * 20_000, "parameters": {"candidate_labels": ["cat"] * 100}},
-            f"inputs: must have at most {MAX_CHARACTERS} characters",
+            f"inputs: {MAX_CHARACTERS} characters",
         ),
         *(
             (
                 ZERO_SHOT,
                 {"inputs": "a", "parameters": LABELS | {"hypothesis_template": template}},
-                "parameters.hypothesis_template: must have {} once, and no other braces",
+                "parameters.hypothesis_template: {} once",
             )
             for template in ("none", "{0.__class__}", "{:>1000000000}", "{} and {}", "{}}")
         ),
-        (MASKS, {"inputs": "a cat"}, "inputs: each text must have 1 to 32 masks, which are written [MASK]"),
-        (MASKS, {"inputs": "[MASK]" * 33}, "inputs: each text must have 1 to 32 masks"),
-        (MASKS, {"inputs": f"[MASK] {LONG}"}, "inputs: has a text of 103 tokens"),
-        (MASKS, {"inputs": "[MASK]", "parameters": {"targets": []}}, "parameters.targets: "),
-        (MASKS, {"inputs": "[MASK]", "parameters": {"top_k": 101}}, "parameters.top_k: Expected `int` <= 100"),
+        (MASKS, {"inputs": "a cat"}, "inputs: 1 32 [MASK]"),
+        (MASKS, {"inputs": "[MASK]" * 33}, "inputs: 1 32"),
+        (MASKS, {"inputs": f"[MASK] {LONG}"}, "inputs: text 103"),
+        (MASKS, {"inputs": "[MASK]", "parameters": {"targets": []}}, "parameters.targets:"),
+        (MASKS, {"inputs": "[MASK]", "parameters": {"top_k": 101}}, "parameters.top_k: <= 100"),
         (
             MASKS,
             {"inputs": "[MASK]", "parameters": {"tokenizer_kwargs": {"x": 1}}},
-            "parameters.tokenizer_kwargs: Object ",
+            "parameters.tokenizer_kwargs: Object",
         ),
-        (QUESTIONS, {"inputs": {"question": "who ?"}}, 'inputs: must be {"question": .., "context": ..}'),
-        (QUESTIONS, {"inputs": {"question": "who ?", "context": " "}}, "inputs.context: must be a text, and not empty"),
+        (QUESTIONS, {"inputs": {"question": "who ?"}}, "inputs: question context"),
+        (QUESTIONS, {"inputs": {"question": "who ?", "context": " "}}, "inputs.context: text not empty"),
         (
             QUESTIONS,
             {"inputs": {"question": LONG, "context": "a"}},
-            "inputs.question: has 100 tokens; with max_seq_len=64",
+            "inputs.question: 100 max_seq_len=64",
         ),
         (
             QUESTIONS,
             {"question": "who ?", "context": "a", "parameters": {"max_seq_len": 65}},
-            "parameters.max_seq_len: must be at most 64",
+            "parameters.max_seq_len: 64",
         ),
         (
             QUESTIONS,
             {"question": "who ?", "context": "cat " * 6000, "parameters": {"max_seq_len": 64, "doc_stride": 58}},
-            "inputs.context: has contexts of 6000 parts of 64 tokens",
+            "inputs.context: 6000 64",
         ),
-        (GENERATES, {"inputs": LONG}, "inputs: has a text of 102 tokens"),
+        (GENERATES, {"inputs": LONG}, "inputs: text 102"),
         (
             GENERATES,
             {"inputs": "a", "parameters": {"max_new_tokens": 64}},
-            "parameters.max_new_tokens: must be at most 63",
+            "parameters.max_new_tokens: 63",
         ),
         (
             GENERATES,
             {"inputs": "a", "parameters": {"num_beams": MAX_BEAMS + 1}},
-            "parameters.num_beams: Expected `int` <= 16",
+            "parameters.num_beams: <= 16",
         ),
         (
             GENERATES,
@@ -182,29 +183,29 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskLoader]:
         (
             GENERATES,
             {"inputs": "a", "parameters": {"tgt_lang": "de"}},
-            "parameters.tgt_lang: this model translates between",
+            "parameters.tgt_lang: model translates",
         ),
         (
             GENERATES,
             {"inputs": "a", "parameters": {"generate_parameters": {"max_length": -1}}},
             "parameters.generate_parameters",
         ),
-        (SIMILAR, {"inputs": {"source_sentence": "a"}}, 'inputs: must be {"source_sentence": .., "sentences": [..]}'),
-        (SIMILAR, {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "inputs.source_sentence: must be a text"),
-        (SIMILAR, {"inputs": {"source_sentence": "a", "sentences": "a"}}, "inputs.sentences: must be a list of texts"),
+        (SIMILAR, {"inputs": {"source_sentence": "a"}}, "inputs: source_sentence sentences"),
+        (SIMILAR, {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "inputs.source_sentence: text"),
+        (SIMILAR, {"inputs": {"source_sentence": "a", "sentences": "a"}}, "inputs.sentences: list texts"),
         (
             SIMILAR,
             {"inputs": {"source_sentence": "a", "sentences": ["a"] * 256}},
-            "inputs: must have at most 256 sentences",
+            "inputs: 256 sentences",
         ),
-        (FEATURES, {"inputs": LONG}, "inputs: has a text of 102 tokens"),
+        (FEATURES, {"inputs": LONG}, "inputs: text 102"),
     ],
 )
 def test_a_bad_request_fails_alone(load: TaskLoader, model: tuple[str, str], body: Any, error: str) -> None:
     handler, _ = load(*model)
     before, failed, after = ask(handler, GOOD[model], body, GOOD[model])
     assert isinstance(failed, InvalidRequest)
-    assert str(failed).startswith(error)
+    assert says(failed, error)
     assert before == after
     assert not isinstance(before, LMIError)
 
@@ -212,21 +213,21 @@ def test_a_bad_request_fails_alone(load: TaskLoader, model: tuple[str, str], bod
 @pytest.mark.parametrize(
     ("content_type", "data", "error"),
     [
-        ("application/json", b"{", "the body is not valid JSON"),
-        ("application/json", b'{"inputs": "\xff"}', "the body is not valid JSON"),
-        ("application/json", b"[" * 5000, "the body is not valid JSON: "),
-        ("application/json", b"[1" + b",1" * 10_000 + b"]", "the body has more than 10000 JSON values"),
-        ("text/plain", b"\xff", "the text/plain body cannot be read"),
-        ("text/csv", b"a,b\n1,2\n", "the text/csv body cannot be read: the first line"),
-        ("multipart/form-data", b"x", "content type multipart/form-data is not supported"),
-        ("application/octet-stream", b"x", "inputs: must be a text"),
+        ("application/json", b"{", "body not valid JSON"),
+        ("application/json", b'{"inputs": "\xff"}', "body not valid JSON"),
+        ("application/json", b"[" * 5000, "body not valid JSON"),
+        ("application/json", b"[1" + b",1" * 10_000 + b"]", "body 10000 JSON"),
+        ("text/plain", b"\xff", "text/plain cannot read"),
+        ("text/csv", b"a,b\n1,2\n", "text/csv cannot read: line"),
+        ("multipart/form-data", b"x", "content multipart/form-data not supported"),
+        ("application/octet-stream", b"x", "inputs: must text"),
     ],
 )
 def test_a_body_that_cannot_be_read_fails_alone(load: TaskLoader, content_type: str, data: bytes, error: str) -> None:
     handler, _ = load(*CLASSIFIER)
     failed, right = answers(handler, of_type(content_type, data), as_json(GOOD[CLASSIFIER]))
     assert isinstance(failed, InvalidRequest)
-    assert str(failed).startswith(error)
+    assert says(failed, error)
     assert isinstance(right, Output)
 
 
@@ -274,7 +275,7 @@ def test_answers_besides_json(load: TaskLoader) -> None:
     assert csv.data().decode().splitlines()[0] == "label,score"
     nested = json.dumps({"inputs": ["a cat"], "parameters": {"top_k": 2}}).encode()
     (failed,) = answers(handler, of_type("application/json", nested, Accept="text/csv"))
-    assert str(failed) == "Accept: this answer cannot be written as text/csv"
+    assert says(failed, "Accept: cannot written text/csv")
 
 
 def test_the_answer_of_features_has_a_limit(load: TaskLoader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ def test_the_answer_of_features_has_a_limit(load: TaskLoader, monkeypatch: pytes
     monkeypatch.setattr("lmi_handlers.tasks.features.MAX_NUMBERS", 32 * 5)
     right, failed = ask(handler, {"inputs": "a cat sat"}, {"inputs": "a cat sat ."})
     assert len(right[0][0]) == 5
-    assert str(failed) == "inputs: has 6 tokens, which are 192 numbers; at most 160 are possible"
+    assert says(failed, "inputs: 6 192 160")
 
 
 def test_bad_images(load: TaskLoader) -> None:
@@ -291,37 +292,43 @@ def test_bad_images(load: TaskLoader) -> None:
     Image.new("RGB", (3000, 10)).save(file, "PNG")
     texts = [encoded(file.getvalue()), "#", "https://example.com/a.png", "/etc/passwd=", 3]
     found = ask(handler, *({"inputs": item} for item in texts), {"inputs": [texts[0]] * 17})
-    assert [str(error).partition(";")[0] for error in found] == [
-        "inputs: has 3000 x 10 pixels",
-        "inputs: is not base64: Only base64 data is allowed",
-        "inputs: images from 'example.com' port 443 are not allowed (option.allowed_media_domains)",
-        "inputs: is not a readable image (PNG, JPEG, WEBP, GIF)",
-        "inputs: must be an image, as base64 or URL, or a list of them",
-        "inputs: the request has 17 images",
-    ]
+    assert tell(
+        [str(error).partition(";")[0] for error in found],
+        [
+            "inputs: 3000 10",
+            "inputs: not base64 Only",
+            "inputs: example.com 443 option.allowed_media_domains",
+            "inputs: not readable PNG JPEG WEBP GIF",
+            "inputs: image base64 URL",
+            "inputs: 17 images",
+        ],
+    )
     file = io.BytesIO()
     Image.effect_noise((90, 90), 80).save(file, "PNG")
     (untyped,) = answers(handler, Input({}, [("data", file.getvalue())]))
     assert len(value_of(untyped)[0]) == 3
     (broken,) = answers(handler, of_type("image/png", file.getvalue()[:600]))
-    assert str(broken).startswith("inputs: is not a readable image")
+    assert says(broken, "inputs: not readable image")
 
 
 def test_bad_sounds(load: TaskLoader) -> None:
     handler, _ = load(*SOUNDS)
     files = [b"x", wav(b"\0\0" * 100, rate=8000), wav(b""), wav(b"\0\0" * 10)[:20]]
     found = ask(handler, *({"inputs": encoded(file)} for file in files), {"inputs": "#"}, {"inputs": 3})
-    assert [str(error).partition(" (")[0] for error in found] == [
-        "inputs: is not a WAV file of PCM samples",
-        "inputs: is sampled at 8000 Hz; the model needs 16000 Hz",
-        "inputs: has no samples",
-        "inputs: is not a WAV file of PCM samples",
-        "inputs: is not base64: Only base64 data is allowed",
-        "inputs: must be a sound, as base64, or a list of them",
-    ]
+    assert tell(
+        [str(error).partition(" (")[0] for error in found],
+        [
+            "inputs: not WAV PCM",
+            "inputs: 8000 16000",
+            "inputs: no samples",
+            "inputs: not WAV PCM",
+            "inputs: not base64 Only",
+            "inputs: sound base64",
+        ],
+    )
     long = wav(b"\0" * (MAX_SECONDS * RATE + 1), width=1)
     (failed,) = answers(handler, of_type("audio/wav", long))
-    assert str(failed) == "inputs: is 60 s long; at most 60 s are possible"
+    assert says(failed, "inputs: 60 s long")
 
 
 @pytest.mark.parametrize(

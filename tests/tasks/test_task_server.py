@@ -12,6 +12,7 @@ import boto3
 import pytest
 import requests
 from botocore.config import Config
+from facts import says
 from huggingface_hub import InferenceClient
 from serving import ENVIRON, Server
 from tiny_tasks import save_task_model
@@ -43,8 +44,8 @@ def test_bad_requests_in_a_batch(server: Server) -> None:
     assert [answer.status_code for answer in found] == [200, 424, 424, 424] * 2
     assert found[0].content == found[4].content
     assert found[0].headers["Content-Type"] == "application/json"
-    assert found[1].json()["error"].startswith("parameters.x: is not a parameter of this task; known: top_k, ")
-    assert found[2].json()["error"].startswith("inputs: has a text of 102 tokens")
+    assert says(found[1].json()["error"], "parameters.x: not parameter top_k")
+    assert says(found[2].json()["error"], "inputs: text 102")
     assert "Traceback" not in server.log
     assert requests.get(f"{server.url}/ping", timeout=60).status_code == 200
 
@@ -82,17 +83,17 @@ def test_check_says_what_will_be_served(tmp_path: Path) -> None:
     directory = save_task_model("BertForTokenClassification", tmp_path / "m")
     ended = check(directory, "")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Model m on backend transformers: the model is a BertForTokenClassification" in ended.stdout
+    assert says(ended.stdout, "m transformers BertForTokenClassification")
     ended = check(directory, "option.task=ner\noption.rolling_batch=vllm\n")
     assert ended.returncode == 1
-    assert "option.task=ner needs the transformers backend, but the options ask for vllm" in ended.stderr
+    assert says(ended.stderr, "option.task=ner transformers vllm")
     ended = check(directory, "option.task=translation_en_to_de\noption.model_id=/nowhere\n")
-    assert "option.model_id: /nowhere does not exist" in ended.stderr
+    assert says(ended.stderr, "option.model_id: /nowhere not exist")
 
 
 def test_a_model_that_cannot_do_the_task(tmp_path: Path) -> None:
     directory = save_task_model("ViTForImageClassification", tmp_path / "m")
     server = Server(directory, "option.task=fill-mask\n")
     assert server.process.wait(120) == 1
-    assert f"no tokenizer can be loaded from {directory}: " in server.log
+    assert says(server.log, f"no tokenizer loaded {directory}")
     assert "serialization file" in server.log  # the library's own list of causes, which begins on a line of its own

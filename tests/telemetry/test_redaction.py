@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import StartServer, lmi_check
@@ -71,7 +72,7 @@ def test_without_the_variable_nothing_more_is_hidden() -> None:
 
 @pytest.mark.parametrize("text", ["a b", "x" * 101, "[a]", ",".join(["a"] * 101)])
 def test_wrong_patterns(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^LMI_REDACTED_KEYS has value .*: must be at most 100 names"):
+    with raises(ConfigError, "LMI_REDACTED_KEYS 100 names"):
         key_patterns({"LMI_REDACTED_KEYS": text})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import raises
 from paths import DATA
 
 from lmi_handlers.core.errors import ConfigError
@@ -171,15 +172,15 @@ def test_python_code_around_tiktoken(tmp_path: Path) -> None:
         (
             "self.model.encode(text,",
             "self.model.encode(text.lower(),",
-            "its code does not encode a text as its vocabulary",
+            "code not encode vocabulary",
         ),
-        ("self.model.encode(text,", "self.missing(text,", "its code raises AttributeError"),
-        ("self.model", "held[0]", r"\(PythonTokenizer\) cannot be converted to tokenizer.json$"),
+        ("self.model.encode(text,", "self.missing(text,", "code raises AttributeError"),
+        ("self.model", "held[0]", "PythonTokenizer converted tokenizer.json"),
     ],
 )
 def test_python_code_that_does_something_else_is_refused(tmp_path: Path, old: str, new: str, cause: str) -> None:
     make_python(tmp_path / "model", CODE.replace(old, new))
-    with pytest.raises(ConfigError, match=cause):
+    with raises(ConfigError, cause):
         build_text_bundle(tmp_path / "model", tmp_path / "bundle", trust_remote_code=True)
 
 

@@ -11,6 +11,7 @@ import gguf
 import msgspec
 import pytest
 import tokenizers
+from facts import raises, says
 from gguf_files import BYTE, CONTROL, NORMAL, TOKENS, UNKNOWN, USER_DEFINED, make_gguf
 from paths import ROOT
 from serving import lmi_check
@@ -146,14 +147,13 @@ def test_digits_are_split_from_each_other_where_the_file_says_so(tmp_path: Path)
     [
         ("llama-bpe", ""),
         ("smollm", ""),
-        ("unheard-of", "has tokenizer.ggml.pre=unheard-of, which is not known here: text is split as for GPT-2"),
-        (None, "the GGUF file has no tokenizer.ggml.pre: text is split as for GPT-2"),
+        ("unheard-of", "tokenizer.ggml.pre=unheard-of not known GPT-2"),
+        (None, "GGUF no tokenizer.ggml.pre: GPT-2"),
     ],
 )
 def test_warning_names_an_unknown_way_to_split(pre: str | None, words: str, tmp_path: Path) -> None:
     bundle = build_gguf_bundle(make_gguf(tmp_path / "tiny.gguf", pre=pre), tmp_path)
-    assert words in bundle.warning
-    assert bool(bundle.warning) == bool(words)
+    assert says(bundle.warning, words) if words else not bundle.warning
     assert load_text_bundle(tmp_path).warning == bundle.warning  # for the next start
 
 
@@ -248,12 +248,12 @@ def test_header(tmp_path: Path) -> None:
 def test_damaged_file(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ConfigError, match=r"option\.model_id: .*tiny\.gguf cannot be read as a GGUF file: "):
+    with raises(ConfigError, "option.model_id: tiny.gguf read GGUF"):
         read_gguf_header(file)
 
 
 def test_tokenizer_of_an_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tokenizers of the kind 'bert' are not supported, only gpt2 and llama"):
+    with raises(ConfigError, "bert not supported gpt2 llama"):
         build_gguf_bundle(make_gguf(tmp_path / "tiny.gguf", kind="bert"), tmp_path)
 
 
@@ -361,4 +361,4 @@ def test_lmi_check_names_metadata_of_a_wrong_type(tmp_path: Path) -> None:
             checked = lmi_check(directory)
             assert checked.returncode == 1
             assert "Traceback" not in checked.stdout + checked.stderr
-            assert "model.gguf cannot be read as a GGUF file: " in checked.stdout + checked.stderr
+            assert says(checked.stdout + checked.stderr, "model.gguf read GGUF")

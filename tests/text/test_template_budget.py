@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -132,16 +133,16 @@ def render(template: str, **options: Any) -> str:
     ("template", "message"),
     [
         # On a slow machine, the time may be over before.
-        *((template, r"takes more than (1000000 steps in loops and macros|3 s)") for template in STEPS),
-        *((template, "makes ") for template in SIZES),
-        *((template, "uses a width of more than 1000") for template in WIDTHS),
-        *((template, "computes a number of more than 4096 bits") for template in NUMBERS),
-        ("{{ a }}" * 30_000, "has 210000 characters, and may have 131072"),
+        *((template, "takes more") for template in STEPS),
+        *((template, "makes") for template in SIZES),
+        *((template, "width 1000") for template in WIDTHS),
+        *((template, "number 4096 bits") for template in NUMBERS),
+        ("{{ a }}" * 30_000, "210000 characters 131072"),
     ],
 )
 def test_a_template_over_its_budget_is_given_up(template: str, message: str) -> None:
     for _ in range(2):  # the first time, it is compiled and tried
-        with pytest.raises(InvalidRequest, match=message) as raised:
+        with raises(InvalidRequest, message) as raised:
             render(template)
         assert str(raised.value).startswith("messages: the chat template ")
         assert "\n" not in str(raised.value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from facts import says
 from raw_http import connect, dechunked, head, read_to_end, request, status_and_body
 from serving import Server, StartServer
 from waiting import wait_until
@@ -191,7 +192,7 @@ def test_body_shorter_than_its_content_length_is_rejected(slow_server: Server) -
     sock = connect(slow_server, head("/invocations", "Content-Length: 10") + b"123")
     sock.shutdown(socket.SHUT_WR)
     status, body = status_and_body(read_to_end(sock))
-    assert (status, body["error"]) == (400, "the connection was closed with 7 bytes of the body missing")
+    assert (status, says(body["error"], "closed 7 bytes missing")) == (400, True)
 
 
 # Half-closed connections
@@ -282,7 +283,7 @@ def test_client_that_never_reads_is_disconnected_at_its_deadline(hasty_server: S
         wait_until(lambda: len(lines(server, path)) == 2)
         wait_until(lambda: not any(server_keeps(sock) for sock in socks))
     for line in lines(server, path):
-        assert line["error"] == "DeadlineExceeded: the request did not finish within predict_timeout"
+        assert says(line["error"], "DeadlineExceeded not finish predict_timeout")
 
 
 def server_keeps(sock: socket.socket) -> bool:
@@ -327,7 +328,7 @@ def test_batch_whose_client_has_left_is_logged_as_one(slow_server: Server) -> No
     with connect(slow_server, top + body) as sock:
         assert b"abcdefgh" not in sock.recv(1000)
     wait_until(lambda: len(lines(slow_server, path)) == 1)
-    assert lines(slow_server, path)[0]["error"] == "ClientDisconnected: the client closed the connection"
+    assert says(lines(slow_server, path)[0]["error"], "ClientDisconnected client closed")
 
 
 def test_shutdown_does_not_wait_for_idle_clients(start_server: StartServer) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import requests
+from facts import says
 from raw_http import connect, request
 from serving import Server, free_port
 from waiting import wait_until
@@ -126,7 +127,7 @@ def test_two_workers_share_one_engine_and_its_limits(gunicorn: Start) -> None:
         for _ in range(8):
             refused = server.invoke({"inputs": "x"}, headers={"Connection": "close"})
             assert refused.status_code == 503
-            assert refused.json()["error"] == "2 requests are waiting already (job_queue_size=2)"
+            assert says(refused.json()["error"], "2 waiting job_queue_size=2")
 
 
 def busy_answer(server: Server) -> str:
@@ -227,7 +228,7 @@ def test_each_number_of_workers(tmp_path: Path, workers: int) -> None:
         server.wait_ready()
         wait_until(lambda: len(server.web_workers()) == workers)
         assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
-        assert "only this machine can connect" in server.log
+        assert says(server.log, "only machine connect")
         assert_stops_gracefully(server)
     finally:
         server.stop()
@@ -243,8 +244,8 @@ def test_several_addresses(tmp_path: Path) -> None:
             answer = requests.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": "hello"}, timeout=60)
             assert answer.json() == {"generated_text": "hello"}
         assert unix_request(path, "POST", "/invocations", {"inputs": "hello"})[0] == 200
-        assert "only this machine and whoever may open the Unix socket can connect" in server.log
-        assert "no console, because others than this machine can connect" in server.log
+        assert says(server.log, "only machine Unix socket")
+        assert says(server.log, "no console")
     finally:
         server.stop()
 

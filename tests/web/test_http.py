@@ -14,6 +14,7 @@ from typing import Any
 import jsonlines
 import pytest
 import requests
+from facts import says
 from raw_http import connect, head
 from server_sent_events import json_events
 from serving import Server
@@ -218,7 +219,7 @@ def test_errors_are_logged_with_their_cause(echo_server: Server) -> None:
     request_id = f"id-{uuid.uuid4()}"
     echo_server.invoke({"inputs": ""}, headers={"x-request-id": request_id})
     entry = echo_server.log_entry(request_id)
-    assert (entry["status"], entry["error"]) == (424, "InvalidRequest: inputs: must not be empty")
+    assert (entry["status"], says(entry["error"], "InvalidRequest: inputs: empty")) == (424, True)
 
 
 def test_ping_is_not_logged(echo_server: Server) -> None:
@@ -325,7 +326,7 @@ def test_body_over_the_limit(echo_server: Server) -> None:
     body = b'{"inputs": "' + b"x" * 2_000_000 + b'"}'
     answer = echo_server.invoke(data=body)
     assert (answer.status_code, answer.json()["code"]) == (413, 413)
-    assert answer.json()["error"] == "the request body is larger than max_request_size (1048576 bytes)"
+    assert says(answer.json()["error"], "larger max_request_size 1048576")
 
 
 def test_chunked_body_over_the_limit(echo_server: Server) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+from facts import says
 from neighbours import Neighbours
 from serving import Server
 from waiting import wait_until
@@ -80,18 +81,15 @@ def test_long_work_does_not_delay_other_clients(path: str, body: dict[str, Any],
 
 def test_rejection_names_the_limit(server: Server) -> None:
     long = server.invoke({"inputs": "a b " * 500_000})
-    assert "must have at most 1048575 tokens" in long.json()["error"]
+    assert says(long.json()["error"], "1048575 tokens")
     values = server.invoke({"prompt": "a" * 100_001, "echo": True, "logprobs": 1}, path="/v1/completions")
     assert values.status_code == 400
-    assert values.json()["error"]["message"] == (
-        "logprobs: would return 200002 log probabilities of 100001 prompt tokens; at most 200000 are allowed "
-        "(option.max_prompt_logprobs)"
-    )
+    assert says(values.json()["error"]["message"], "logprobs: 200002 100001 200000 option.max_prompt_logprobs")
     asked = {"prompt": "a" * 2000, "n": 128, "max_tokens": 1, "return_token_ids": True}
     ids = server.invoke(asked, path="/v1/completions")
     assert ids.status_code == 400
     assert ids.json()["error"]["param"] == "return_token_ids"
-    assert "the ids of 256000 prompt tokens; at most 200000" in ids.json()["error"]["message"]
+    assert says(ids.json()["error"]["message"], "ids 256000 200000")
     assert server.invoke(asked | {"n": 2}, path="/v1/completions").status_code == 200
 
 
@@ -123,7 +121,7 @@ def test_small_request_is_served_during_a_large_one(server: Server) -> None:
 def test_operator_decides_whether_requests_may_be_urgent(server: Server) -> None:
     refused = server.invoke({"prompt": "a", "priority": -1}, path="/v1/completions")
     assert refused.status_code == 400
-    assert "priority: must be at least 0, got -1" in refused.json()["error"]["message"]
+    assert says(refused.json()["error"]["message"], "priority: 0 -1")
     assert server.invoke({"prompt": "a", "priority": 3, "max_tokens": 1}, path="/v1/completions").status_code == 200
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 from botocore.eventstream import ChecksumMismatch, EventStreamBuffer, EventStreamMessage
+from facts import raises
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -68,21 +69,21 @@ def test_payload_of_any_size(size: int, pattern: bytes) -> None:
 def test_largest_payload_is_accepted_and_one_byte_more_is_rejected() -> None:
     [message] = decode(payload_part(bytes(MAX_PAYLOAD_LENGTH)))
     assert len(message.payload) == MAX_PAYLOAD_LENGTH
-    with pytest.raises(ValueError, match="must have at most 25165824 bytes, got 25165825"):
+    with raises(ValueError, "25165824 bytes 25165825"):
         payload_part(bytes(MAX_PAYLOAD_LENGTH + 1))
 
 
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ({"": "x"}, "header name must have 1 to 255 bytes, got 0"),
-        ({"n" * 256: "x"}, "header name must have 1 to 255 bytes, got 256"),
-        ({"n": "x" * 32768}, "header value must have at most 32767 bytes, got 32768"),
-        ({f"n{number}": "x" * 32000 for number in range(5)}, "headers must have at most 131072 bytes, got 160"),
+        ({"": "x"}, "1 255 0"),
+        ({"n" * 256: "x"}, "1 255 256"),
+        ({"n": "x" * 32768}, "header 32767 32768"),
+        ({f"n{number}": "x" * 32000 for number in range(5)}, "headers 131072 160"),
     ],
 )
 def test_headers_over_the_limits_are_rejected(headers: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, message):
         encode_message(headers, b"")
 
 

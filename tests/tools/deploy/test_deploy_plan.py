@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import says, tell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmi_command import lmi
@@ -81,9 +82,9 @@ def test_the_model_directory_is_uploaded_and_what_is_secret_is_not_printed(tmp_p
     assert json.loads(result.stdout.replace(str(model), "MODEL")) == json.loads(
         (PLANS / "everything.json").read_bytes()
     )
-    assert "you need these permissions: application-autoscaling:DeregisterScalableTarget, " in result.stderr
+    assert says(result.stderr, "permissions application-autoscaling:DeregisterScalableTarget")
     assert "iam:PassRole" in result.stderr
-    assert "the role needs these permissions: cloudwatch:PutMetricData, ec2:CreateNetworkInterface" in result.stderr
+    assert says(result.stderr, "permissions cloudwatch:PutMetricData ec2:CreateNetworkInterface")
     assert "sns:Publish" in result.stderr
 
 
@@ -103,7 +104,7 @@ def test_links_in_the_model_directory_are_followed(tmp_path: Path) -> None:
     )
     refused = lmi("deploy", *REQUIRED, *here, "--dry-run")
     assert refused.exit_code == 1
-    assert f"{model}/linked is a link to {elsewhere}, which is not in {model}: add --follow-links" in refused.stderr
+    assert says(refused.stderr, f"{model}/linked {elsewhere} {model} --follow-links")
     here = (*here, "--follow-links")
     files = [call["parameters"]["Key"] for call in dry_run(*here) if call["operation"] == "put_object"]
     assert [file.split("/", 3)[3] for file in files] == ["linked/part/weights"]
@@ -235,20 +236,20 @@ def test_calls_are_valid_for_every_combination_of_options(arguments: list[str]) 
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ((), ["without --model-data or --model-dir, an --env such as HF_MODEL_ID=.. must name the model"]),
-        (("--env", "NAME"), ["'NAME' is not of the form NAME=VALUE"]),
-        (("--model-data", "https://bucket/x"), ["https://bucket/x is not an S3 URL"]),
-        (("--model-data", "s3://bucket/x", "--subnet", "s"), ["--subnet and --security-group belong together"]),
-        (("--model-data", "s3://bucket/x", "--name", "n" * 55), ["--name must have at most 54 characters, got 55"]),
-        (("--model-data", "s3://bucket/x", "--adapter", "a=s3://bucket/a"), ["--adapter needs --component"]),
-        (("--model-data", "s3://bucket/x", "--autoscale", "queue"), ["--autoscale-target is missing"]),
+        ((), ["--model-data --model-dir --env HF_MODEL_ID= name"]),
+        (("--env", "NAME"), ["NAME form NAME=VALUE"]),
+        (("--model-data", "https://bucket/x"), ["https://bucket/x S3 URL"]),
+        (("--model-data", "s3://bucket/x", "--subnet", "s"), ["--subnet --security-group belong"]),
+        (("--model-data", "s3://bucket/x", "--name", "n" * 55), ["--name 54 55"]),
+        (("--model-data", "s3://bucket/x", "--adapter", "a=s3://bucket/a"), ["--adapter --component"]),
+        (("--model-data", "s3://bucket/x", "--autoscale", "queue"), ["--autoscale-target missing"]),
         (
             ("--model-data", "s3://bucket/x", "--autoscale", "backlog", "--autoscale-target", "1"),
-            ["--autoscale backlog needs --async-output"],
+            ["--autoscale backlog --async-output"],
         ),
         (
             ("--model-data", "s3://bucket/x", "--autoscale", "queue", "--autoscale-target", "1", "--min-capacity", "3"),
-            ["--max-capacity must be at least --min-capacity"],
+            ["--max-capacity --min-capacity"],
         ),
         (
             (
@@ -261,32 +262,29 @@ def test_calls_are_valid_for_every_combination_of_options(arguments: list[str]) 
                 "--min-capacity",
                 "0",
             ),
-            ["--autoscale-target is missing", "--min-capacity must be at least 1: without an instance, no metric"],
+            ["--autoscale-target missing", "--min-capacity 1 no"],
         ),
-        (("--model-data", "s3://bucket/x", "--async-success-topic", TOPIC), ["--async-output is missing"]),
-        (("--model-data", "s3://bucket/x", "--existing-endpoint"), ["--existing-endpoint needs --component"]),
-        (("--model-data", "s3://bucket/x", "--tag", "lmi:deployment=x"), ["are set by lmi deploy itself"]),
+        (("--model-data", "s3://bucket/x", "--async-success-topic", TOPIC), ["--async-output missing"]),
+        (("--model-data", "s3://bucket/x", "--existing-endpoint"), ["--existing-endpoint --component"]),
+        (("--model-data", "s3://bucket/x", "--tag", "lmi:deployment=x"), ["set deploy itself"]),
         (
             ("--model-data", "s3://bucket/x", "--async-output", "bucket/x", "--autoscale", "backlog"),
-            ["bucket/x is not an S3 URL"],
+            ["bucket/x S3 URL"],
         ),
         (
             ("--model-data", "s3://bucket/x", "--region", "eu-west-1"),
-            [
-                f"--image {IMAGE} is in us-east-1, and the endpoint in eu-west-1: SageMaker needs an image in the endpoint's"
-            ],
+            [f"--image {IMAGE} us-east-1 eu-west-1 SageMaker"],
         ),
-        (("--model-dir", "/nonexistent", "--upload-to", "s3://bucket/x"), ["/nonexistent does not exist"]),
-        (("--model-data", "s3://bucket/x", "--startup-timeout", "3601"), ["3601 is not in the range 60<=x<=3600"]),
+        (("--model-dir", "/nonexistent", "--upload-to", "s3://bucket/x"), ["/nonexistent exist"]),
+        (("--model-data", "s3://bucket/x", "--startup-timeout", "3601"), ["3601 range 60<=x<=3600"]),
         (
             ("--model-data", "s3://bucket/x", "--instance-type", "ml.g5.xlage", "--role", "arn:aws:iam::1:role/x"),
             [
-                "CreateEndpointConfig: ProductionVariants[0].InstanceType: ml.g5.xlage is not known to the installed version "
-                "of boto3; did you mean ml.g5.xlarge",
-                "CreateModel: ExecutionRoleArn: 'arn:aws:iam::1:role/x' does not match AWS's pattern",
+                "CreateEndpointConfig ProductionVariants[0].InstanceType ml.g5.xlage installed boto3 ml.g5.xlarge",
+                "CreateModel ExecutionRoleArn arn:aws:iam::1:role/x AWS's",
             ],
         ),
-        (("--model-data", "s3://bucket/x", "--env", f"A={'x' * 1025}"), ["must be at most 1024 characters, got 1025"]),
+        (("--model-data", "s3://bucket/x", "--env", f"A={'x' * 1025}"), ["1024 characters 1025"]),
     ],
 )
 def test_options_that_cannot_work_are_refused(arguments: tuple[str, ...], messages: list[str]) -> None:
@@ -294,7 +292,7 @@ def test_options_that_cannot_work_are_refused(arguments: tuple[str, ...], messag
     assert result.exit_code in (1, 2)
     assert not result.stdout
     for message in messages:
-        assert message in result.stderr
+        assert says(result.stderr, message)
 
 
 def test_bounds_of_nested_values_are_checked() -> None:
@@ -305,10 +303,10 @@ def test_bounds_of_nested_values_are_checked() -> None:
         "create_endpoint_config",
         {"EndpointConfigName": "c", "ProductionVariants": [variant], "Tags": tags},
     )
-    assert mistakes(call) == [
-        "CreateEndpointConfig: ProductionVariants[0].VolumeSizeInGB must be at most 512, got 513",
-        "CreateEndpointConfig: Tags must be at most 50 entries, got 51",
-    ]
+    assert tell(
+        mistakes(call),
+        ["CreateEndpointConfig ProductionVariants[0].VolumeSizeInGB 512 513", "CreateEndpointConfig 50 51"],
+    )
     assert mistakes(AwsCall("sagemaker", "create_model", {"Modelname": "x"})) == [
         'CreateModel: Missing required parameter in input: "ModelName"',
         next(line for line in mistakes(AwsCall("sagemaker", "create_model", {"Modelname": "x"})) if "Unknown" in line),

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from facts import says
 from lmi_command import lmi
 from serving import Server
 
@@ -54,7 +55,7 @@ def test_bodies_from_files_and_standard_input_and_bytes_as_they_are(url: str, tm
     assert json.loads(from_file.splitlines()[-1])["generated_text"]
     for aws in (("--url", url), ("--endpoint-name", "any")):
         assert lmi("invoke", *aws, "-", "--raw", input=data).stdout == from_file
-    assert "nothing.json cannot be read: No such file" in lmi("invoke", "--url", url, "@nothing.json").stderr
+    assert says(lmi("invoke", "--url", url, "@nothing.json").stderr, "nothing.json read No")
 
 
 def test_sessions_and_refusals(url: str) -> None:
@@ -70,10 +71,7 @@ def test_sessions_and_refusals(url: str) -> None:
         assert "unknown" in refused.stderr
     assert "http://127.0.0.1:1: [Errno" in lmi("invoke", "--url", "http://127.0.0.1:1", "{}").stderr
     assert "must be an http or https URL" in lmi("invoke", "--url", "localhost", "{}").stderr
-    assert (
-        "--url http://127.0.0.1:99999: Port out of range"
-        in lmi("invoke", "--url", "http://127.0.0.1:99999", "{}").stderr
-    )
+    assert says(lmi("invoke", "--url", "http://127.0.0.1:99999", "{}").stderr, "--url http://127.0.0.1:99999 range")
     assert "--url http://[::1: Invalid IPv6 URL" in lmi("invoke", "--url", "http://[::1", "{}").stderr
     assert lmi("invoke", "{}").exit_code == 2
 
@@ -81,9 +79,9 @@ def test_sessions_and_refusals(url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
-        (b"200 OK\r\nContent-Length: 9\r\n\r\ntext", "the connection ended 5 bytes before the end of the answer"),
+        (b"200 OK\r\nContent-Length: 9\r\n\r\ntext", "connection 5 end"),
         (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ntext\r\n", "IncompleteRead"),
-        (b"307 Moved\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", "307: http://elsewhere/"),
+        (b"307 Moved\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", "307 http://elsewhere/"),
     ],
 )
 def test_answers_that_are_no_whole_answers(answer: bytes, cause: str) -> None:
@@ -98,4 +96,4 @@ def test_answers_that_are_no_whole_answers(answer: bytes, cause: str) -> None:
             connection.sendall(b"HTTP/1.1 " + answer)
         assert request.startswith(b"POST /path?version=2 ")
         assert result.result().exit_code == 1
-        assert cause in result.result().stderr
+        assert says(result.result().stderr, cause)
