@@ -77,7 +77,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this engine can do with this model."""
+        """The capabilities of this engine with this model."""
 
     @abstractmethod
     def add_request(self, request: TokenRequest) -> None:
@@ -111,7 +111,7 @@ class Backend(ABC):
 
     @property
     def counters(self) -> EngineCounters:
-        """What the engine has counted since it was loaded. May be read from any thread, even during a step."""
+        """The engine's counters since it was loaded. May be read from any thread, even during a step."""
         return EngineCounters()
 
     @property

@@ -97,7 +97,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot continue, or None if it can or has ended."""
+        """The reason why the grammar cannot continue, or None if it can or has ended."""
         return _cause(self._matcher.get_error()) if self._matcher.is_error() else None
 
 

@@ -17,7 +17,7 @@ TURNS = (0.1, 1.0, 2.0, math.inf)
 """CPU seconds per turn. A job that needs more than its turn starts again with the next one."""
 
 OVERTAKING = 10
-"""How many shorter turns may overtake a longer one that waits for the same process."""
+"""The number of shorter turns that may overtake a longer one that waits for the same process."""
 
 Result = TypeVar("Result")
 Given = TypeVar("Given")

@@ -1,4 +1,4 @@
-"""How long a prompt and its answer may be: `option.max_model_len`, and what a model's files say."""
+"""The limit of a prompt with its answer: `option.max_model_len`, and what a model's files say."""
 
 from __future__ import annotations
 

@@ -40,16 +40,16 @@ class Formatter(ABC):
     content_type: ClassVar[str]
     """ "" for a response without the header."""
     streams: ClassVar[bool]
-    """Whether `feed` returns records. If not, the response is sent with a Content-Length."""
+    """True if `feed` returns records. If not, the response is sent with a Content-Length."""
     waits: ClassVar[bool] = False
-    """Whether `feed` and `finish` wait for another process, so they must run where requests may wait."""
+    """True if `feed` and `finish` wait for another process, so they must run where requests may wait."""
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
         self.request = request
         self.prompts = prompts
         self.prompt_tokens = tuple(prompt.num_tokens for prompt in prompts)
         self.cached_tokens: int | None = None
-        """How many of them came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
+        """The number of them that came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
         self.truncated: str | None = None
         """The option whose time limit has ended the text. Set before the last deltas."""
 
@@ -87,7 +87,7 @@ class Formatter(ABC):
 
 
 class CompletionOutput:
-    """What has been generated of one sequence so far, and its prompt."""
+    """The output of one sequence so far, and its prompt."""
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt

@@ -1,4 +1,4 @@
-"""What the formats of embeddings and scores share."""
+"""Shared by the formats of embeddings and scores."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ DEFAULT_BATCH_SIZE = 32
 
 
 class EchoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the engine is, and which failures it simulates."""
+    """The speed of the engine, and simulated failures."""
 
     echo_tokens_per_second: Annotated[
         PositiveFloat | None, Option("Speed of each sequence in tokens per second. Defaults to no limit.")

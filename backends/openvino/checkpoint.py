@@ -36,7 +36,7 @@ _VERDICTS: Mapping[int, type[LMIError]] = {
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """What the child does: convert the checkpoint in `path` into `folder`, which exists."""
+    """The child's work: convert the checkpoint in `path` into `folder`, which exists."""
 
     path: str
     folder: str

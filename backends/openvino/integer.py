@@ -28,7 +28,7 @@ _SMALL = 2**20
 """Up to so many weights, a matrix is stored with 8 bits: its bytes are read faster than a second product computed."""
 
 _STEP = 2**-8
-"""How far from an integer a zero point may be, in steps, to be taken for one."""
+"""The tolerance, in steps, for a zero point that is taken for an integer."""
 
 
 def use_integers(ir_file: Path) -> None:

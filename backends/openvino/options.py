@@ -6,4 +6,4 @@ from backends.paged.options import PagedOptions
 
 
 class OpenVinoOptions(PagedOptions, frozen=True, kw_only=True):
-    """How OpenVINO uses its KV cache."""
+    """Options of OpenVINO's KV cache."""

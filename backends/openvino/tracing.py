@@ -41,7 +41,7 @@ _TOLERANCE = 1e-4
 
 
 class _Unsupported(Exception):
-    """Why the model cannot be converted."""
+    """The reason why the model cannot be converted."""
 
 
 def convert(path: Path, folder: Path, *, trust_remote_code: bool) -> None:
@@ -105,7 +105,7 @@ class _Model(torch.nn.Module):
 
 
 class _Cache:
-    """What a model expects of the library's `Cache`. `tensors` are keys and values of all layers in turn."""
+    """The part of the library's `Cache` that a model uses. `tensors` are keys and values of all layers in turn."""
 
     is_compileable = False
 

@@ -43,7 +43,7 @@ class RunningSequence:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None if it continues."""
+        """The reason why the sequence ends with its last token, or None if it continues."""
         last = self.sequence.token_ids[-1]
         if last in self._eos_token_ids:
             return FinishReason.EOS_TOKEN

@@ -1,4 +1,4 @@
-"""How much memory the KV cache may take."""
+"""The memory for the KV cache."""
 
 from __future__ import annotations
 

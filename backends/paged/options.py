@@ -17,7 +17,7 @@ DEFAULT_MAX_LORA_RANK = 16
 
 
 class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the KV cache is used. An engine's own options inherit these."""
+    """Options of the KV cache. An engine's own options inherit these."""
 
     enable_prefix_caching: Annotated[
         bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")

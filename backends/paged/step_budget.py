@@ -1,4 +1,4 @@
-"""How many tokens of prompts and drafts a step may compute, so that those who wait for their next token notice little."""
+"""Limits a step's tokens of prompts and drafts, so that those who wait for their next token notice little."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a model's own files turn what an engine computes for a prompt into its embedding or its scores."""
+"""Pooling by a model's own files, which makes an embedding or scores of an engine's result for a prompt."""

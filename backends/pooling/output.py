@@ -1,4 +1,4 @@
-"""What a model computed for a prompt -> the `TokenOutput` that its request asks for."""
+"""A model's result for a prompt -> the `TokenOutput` that its request asks for."""
 
 from __future__ import annotations
 

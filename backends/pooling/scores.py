@@ -1,4 +1,4 @@
-"""What the scores of a classifier mean, as its config.json says."""
+"""The meaning of a classifier's scores, as its config.json says."""
 
 from __future__ import annotations
 

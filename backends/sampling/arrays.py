@@ -1,4 +1,4 @@
-"""What the sampler needs of arrays and the array API standard lacks.
+"""Functions on arrays that the sampler needs and the array API standard lacks.
 
 An array is a NumPy array or a torch tensor. Everything else comes from `array_api_compat.array_namespace`, so torch is
 never imported.

@@ -43,7 +43,7 @@ class Watermark(Protocol):
 
 
 class _Tables(NamedTuple):
-    """What a request's parameters say about each token of the vocabulary, where the logits are. None changes nothing."""
+    """A request's parameters for each token of the vocabulary, on the device of the logits. None changes nothing."""
 
     seen: Array | None
     counts: Array | None

@@ -77,5 +77,5 @@ def _unfinished(token_ids: Sequence[int], marks: ThinkingMarks) -> int | None:
 
 
 def _ends_with(token_ids: Sequence[int], alternatives: tuple[tuple[int, ...], ...], end: int) -> bool:
-    """Whether the first `end` of `token_ids` end with one of `alternatives`."""
+    """True if the first `end` of `token_ids` end with one of `alternatives`."""
     return any(len(mark) <= end and tuple(token_ids[end - len(mark) : end]) == mark for mark in alternatives)

@@ -163,7 +163,7 @@ def _blocks(reads: InPlace, stored: torch.Tensor) -> Iterator[tuple[slice, torch
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """How a layer computes attention weights: the scale, Gemma's soft cap, and gpt-oss's sink per head."""
+    """The parameters of a layer's attention weights: the scale, Gemma's soft cap, and gpt-oss's sink per head."""
 
     scaling: float
     softcap: float | None

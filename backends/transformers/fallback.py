@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _State:
-    """What the model has computed of a sequence: its first `num_tokens` tokens, in the library's own `kwargs`."""
+    """The computed part of a sequence: its first `num_tokens` tokens, in the library's own `kwargs`."""
 
     num_tokens: int
     kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a model of the transformers library computes for a batch of prompts, and how its own files say so."""
+"""The heads of the transformers library's models for batches of prompts, as their files declare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each token of a step belongs, and what it reads: index tensors and masks, which the layers share."""
+"""The place of each token of a step, and of those that it reads: index tensors and masks, which the layers share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Segment:
 
 
 class Shape(NamedTuple):
-    """What index tensors and masks depend on besides the segment: the layer's window, heads, dtype and device."""
+    """The key of index tensors and masks besides the segment: the layer's window, heads, dtype and device."""
 
     window: int | None
     kv_heads: int
@@ -87,7 +87,7 @@ class InPlace(NamedTuple):
 
 @dataclass(slots=True)
 class BatchLayout:
-    """Where each token of a step belongs. `blocks` and `offsets` (in the block) have one entry per token.
+    """The place of each token of a step. `blocks` and `offsets` (in the block) have one entry per token.
 
     `windows` collects the sliding window that each layer passes, so that a caller can check it.
     """

@@ -51,7 +51,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 class LoraWeights(NamedTuple):
-    """What an adapter adds to a layer's output: `x @ down @ up`. `down` is `[inputs, rank]`, `up` `[rank, outputs]`.
+    """An adapter's addition to a layer's output: `x @ down @ up`. `down` is `[inputs, rank]`, `up` `[rank, outputs]`.
 
     The scaling is part of `up`.
     """

@@ -9,7 +9,7 @@ from lmi_handlers.config.option import Option
 
 
 class TransformersOptions(PagedOptions, frozen=True, kw_only=True):
-    """How transformers loads the weights, and how the KV cache is used."""
+    """Options of loading with transformers, and of the KV cache."""
 
     device_map: Annotated[
         str | None,

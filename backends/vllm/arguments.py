@@ -1,4 +1,4 @@
-"""How options of serving.properties relate to vLLM's engine arguments. Needs no vLLM."""
+"""Translates options of serving.properties to vLLM's engine arguments. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUANTIZATIONS = (
     *("int8_per_channel_weight_only", "experts_int8", "moe_wna16", "humming", "online", "deepseek_v4_fp8"),
     *("gpt_oss_mxfp4", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8", "fp_quant"),
 )
-"""What `option.quantize` may be. vLLM's plug-ins add more, so vLLM itself checks it if it is named."""
+"""The values of `option.quantize`. vLLM's plug-ins add more, so vLLM itself checks it if it is named."""
 
 OURS = {
     "model": "use option.model_id",

@@ -1,4 +1,4 @@
-"""What a sequence adds to the engine's counters.
+"""A sequence's addition to the engine's counters.
 
 vLLM's own statistics would cost time in every step. Its scheduler keeps the same counts in its record of a request.
 """

@@ -221,7 +221,7 @@ def _check(config: VllmConfig, *, embeds: bool) -> None:
 
 
 class _Traits(NamedTuple):
-    """What vLLM's own class of the model takes. `first_position` is that of the first token."""
+    """The arguments of vLLM's own class of the model. `first_position` is that of the first token."""
 
     takes_token_types: bool
     first_position: int

@@ -21,7 +21,7 @@ def reasoning_config(marks: ThinkingMarks) -> ReasoningConfig:
 
 
 def caps_thoughts(config: VllmConfig) -> bool:
-    """Whether vLLM notices the end of each thought. Its first model runner only looks for the end that it forces."""
+    """True if vLLM notices the end of each thought. Its first model runner only looks for the end that it forces."""
     reasoning = config.reasoning_config
     return (
         reasoning is None

@@ -1,1 +1,1 @@
-"""What Aleph Alpha's API writes."""
+"""Formatters of Aleph Alpha's API."""

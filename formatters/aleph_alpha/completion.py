@@ -36,7 +36,7 @@ FINISH_REASONS: dict[FinishReason | None, Any] = {
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer contains.
+    """The contents of the answer.
 
     It has the `n` best sequences. `echo` puts the prompt in front of each, and `prompt_only` returns the prompt alone.
     `log_probs` adds the probabilities of each token, `tokens` adds the text of each token, and `raw` adds the text

@@ -1,4 +1,4 @@
-"""What Aleph Alpha's routes answer.
+"""The answers of Aleph Alpha's routes.
 
 Source: Aleph Alpha's API reference.
 """

@@ -1,1 +1,1 @@
-"""What Anthropic's API writes."""
+"""Formatters of Anthropic's API."""

@@ -1,4 +1,4 @@
-"""What Anthropic's routes answer: the message, its content blocks, the events of a stream, and errors.
+"""The answers of Anthropic's routes: the message, its content blocks, the events of a stream, and errors.
 
 Source: Anthropic's API reference, "Messages" and "Streaming messages".
 """
@@ -31,7 +31,7 @@ class TextBlock(Response, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Response, tag_field="type", tag="thinking"):
-    """What the model thought. Clients send the `signature` back; it has no other use here."""
+    """The thoughts of the model. Clients send the `signature` back; it has no other use here."""
 
     thinking: str
     signature: str
@@ -62,7 +62,7 @@ class MessageAnswer(Response):
 
 
 class TokenCount(Response):
-    """How many tokens a prompt has."""
+    """The number of a prompt's tokens."""
 
     input_tokens: Count
 
@@ -125,7 +125,7 @@ class ContentBlockStop(Response, tag_field="type", tag="content_block_stop"):
 
 
 class MessageEnd(Response):
-    """How the message ended. `truncated`, which Anthropic does not have, names the option that ended it early."""
+    """The end of the message. `truncated`, which Anthropic does not have, names the option that ended it early."""
 
     stop_reason: StopReason
     stop_sequence: str | None

@@ -1,1 +1,1 @@
-"""What LMI's API writes."""
+"""Formatters of LMI's API."""

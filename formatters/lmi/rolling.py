@@ -154,4 +154,4 @@ def dumps(value: object) -> bytes:
 _NO_TOKEN = Token(id=-1, text="")
 
 _PLAIN_RECORD = re.split(r'1|"t"|2\.0', dumps(schemas.LmiRecord(schemas.LmiToken(1, "t", 2.0))).decode())
-"""What `dumps` writes around the values of most tokens. Filling it in takes half as long as `dumps`."""
+"""The output of `dumps` around the values of most tokens. Filling it in takes half as long as `dumps`."""

@@ -1,4 +1,4 @@
-"""What LMI's routes answer.
+"""The answers of LMI's routes.
 
 Source: LMI's output schema document, and DJL Serving 0.31.
 """

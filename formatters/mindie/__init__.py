@@ -1,1 +1,1 @@
-"""What MindIE's API writes."""
+"""Formatters of MindIE's API."""

@@ -1,4 +1,4 @@
-"""What MindIE's TGI interface answers.
+"""The answers of MindIE's TGI interface.
 
 Source: MindIE's documentation of that interface.
 """

@@ -1,1 +1,1 @@
-"""What OpenAI's API writes."""
+"""Formatters of OpenAI's API."""

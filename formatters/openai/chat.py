@@ -40,7 +40,7 @@ _NO_TOKENS: list[Token] = []
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer contains.
+    """The contents of the answer.
 
     `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning`
     says how the model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is

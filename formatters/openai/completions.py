@@ -25,7 +25,7 @@ from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer contains.
+    """The contents of the answer.
 
     It has the `n` best sequences of each prompt. `echo` puts the prompt in front of each, and `prompt_only` returns the
     prompt alone. `logprobs` is the number of alternatives per token, or None for no logprobs. `token_ids` adds the ids of

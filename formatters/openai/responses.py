@@ -34,7 +34,7 @@ INCOMPLETE: dict[FinishReason | None, Any] = {
     FinishReason.LENGTH: "max_output_tokens",
     FinishReason.ABORT: "content_filter",  # the closest of OpenAI's reasons
 }
-"""Why a response is incomplete, by the finish reasons that make it so."""
+"""The reasons why a response is incomplete, by the finish reasons that make it so."""
 
 Emit = Callable[..., None]
 """`(kind, *fields)`: takes an event of class `kind`, which gets its number."""

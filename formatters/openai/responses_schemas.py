@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers: the response, its output items, and the events of a stream.
+"""The answers of `/v1/responses`: the response, its output items, and the events of a stream.
 
 Source: OpenAI's API reference, "Responses".
 """
@@ -15,14 +15,14 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputTokensDetails(Response):
-    """How many of the input tokens were found in the engine's prefix cache, 0 if the engine does not say."""
+    """The number of input tokens that were found in the engine's prefix cache, 0 if the engine does not say."""
 
     cached_tokens: Count
     cache_write_tokens: Count
 
 
 class OutputTokensDetails(Response):
-    """How many of the output tokens were generated up to the end of the reasoning."""
+    """The number of output tokens up to the end of the reasoning."""
 
     reasoning_tokens: Count
 
@@ -38,13 +38,13 @@ class ResponseUsage(Response):
 
 
 class IncompleteDetails(Response):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ResponseError(Response):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: str
     message: str
@@ -71,7 +71,7 @@ ContentPart = OutputText | ReasoningText
 
 
 class MessageItem(Response, tag_field="type", tag="message"):
-    """What the model says. It has one part once its text has begun."""
+    """The text of the model. It has one part once its text has begun."""
 
     id: str
     status: ItemStatus
@@ -80,7 +80,7 @@ class MessageItem(Response, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Response, tag_field="type", tag="reasoning"):
-    """What the model thinks before it answers. There is no summary."""
+    """The thoughts of the model before it answers. There is no summary."""
 
     id: str
     status: ItemStatus
@@ -276,7 +276,7 @@ class FunctionCallArgumentsDone(CallEvent, tag="response.function_call_arguments
 
 
 class ErrorEvent(Event, tag="error"):
-    """Why the response fails."""
+    """The error of the response."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""What OpenAI's routes answer, named as in TGI's OpenAPI document.
+"""The answers of OpenAI's routes, named as in TGI's OpenAPI document.
 
 Sources: OpenAI's API reference and TGI's OpenAPI document.
 """
@@ -17,7 +17,7 @@ ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
 class PromptTokensDetails(Response):
-    """How many of the prompt tokens were found in the engine's prefix cache."""
+    """The number of prompt tokens that were found in the engine's prefix cache."""
 
     cached_tokens: Count
 
@@ -32,7 +32,7 @@ class Usage(Response):
 
 
 class OpenAIErrorDetails(Response):
-    """What went wrong. `param` names the field; `code` is set only for errors whose code clients check."""
+    """The error. `param` names the field; `code` is set only for errors whose code clients check."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""What TEI's routes answer. Source: the OpenAPI document of text-embeddings-inference 1.7."""
+"""The answers of TEI's routes. Source: the OpenAPI document of text-embeddings-inference 1.7."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LabelIds(Response):
 
 
 class PoolingName(Response):
-    """How the vectors of tokens become one vector."""
+    """The pooling of the vectors of tokens."""
 
     pooling: str
 

@@ -1,1 +1,1 @@
-"""What TGI's API writes."""
+"""Formatters of TGI's API."""

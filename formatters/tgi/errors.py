@@ -21,7 +21,7 @@ from lmi_handlers.core.errors import (
 
 
 class ErrorKind(msgspec.Struct, frozen=True):
-    """How an error class is rendered: its `error_type`, and a prefix for the message or a text that replaces it."""
+    """The rendering of an error class: its `error_type`, and a prefix for the message or a text that replaces it."""
 
     error_type: str
     prefix: str = ""

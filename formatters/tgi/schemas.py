@@ -1,4 +1,4 @@
-"""What TGI's routes answer.
+"""The answers of TGI's routes.
 
 Source: TGI's OpenAPI document, including the names.
 """

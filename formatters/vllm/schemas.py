@@ -1,4 +1,4 @@
-"""What vLLM's routes for scores and tokens answer. Source: vLLM 0.32."""
+"""The answers of vLLM's routes for scores and tokens. Source: vLLM 0.32."""
 
 from __future__ import annotations
 

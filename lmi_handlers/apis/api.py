@@ -1,4 +1,4 @@
-"""What an API is to the server: routes, dialects, and how they are documented."""
+"""The interface of an API to the server: routes, dialects, and their documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _no_model() -> ModelFacts:
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What APIs are made from. `facts` may raise `EngineNotReady`; `workers` is the number of web workers.
+    """The parts that APIs are made from. `facts` may raise `EngineNotReady`; `workers` is the number of web workers.
 
     `sampled_defaults` are LMI's sampling defaults for the backend in use. They apply to requests with `do_sample` true.
     """

@@ -13,7 +13,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import DeadlineExceeded, EngineDead, RefusedByCode, RequestFailed
 
 DOCUMENTATION: Documentation = AdaptersApi.documentation
-"""What the OpenAPI document says about these routes besides themselves."""
+"""The entry of these routes in the OpenAPI document, without the routes."""
 
 _SUMMARY = "Call the function in the model's own code. Its content types are up to that code."
 

@@ -1,4 +1,4 @@
-"""What APIs say in the OpenAPI document about their types, and what several of them have in common there.
+"""Types of the APIs in the OpenAPI document, and the parts that several of them share there.
 
 Bounds are those that the dialects check themselves, to control the error messages. Bounds that depend on the loaded
 model or on other fields are not included, because a schema cannot express them.

@@ -1,4 +1,4 @@
-"""What APIs of embeddings share: the model's own prompts in front of the texts."""
+"""Shared by APIs of embeddings: the model's own prompts in front of the texts."""
 
 from __future__ import annotations
 

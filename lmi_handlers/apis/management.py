@@ -1,4 +1,4 @@
-"""What the management routes of DJL's front end share: errors, parameters, paging, and documents as it writes them."""
+"""Shared by the management routes of DJL's front end: errors, parameters, paging, and documents as it writes them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fields = Mapping[str, Any]
 Act = Callable[[Any, Path, Fields], Reply]
 
 PAGE = 100
-"""How many entries a page has by default."""
+"""The default number of entries per page."""
 
 _STATUSES: Mapping[type[LMIError], tuple[int, str]] = {
     ModelNotFound: (404, "ModelNotFoundException"),

@@ -1,4 +1,4 @@
-"""How the fields of an API's body become `SamplingParams`, declared in the body's struct.
+"""The translation of an API's body to `SamplingParams`, declared in the body's struct.
 
 A field with the name of a field of `SamplingParams` sets it. `Param` marks fields with other names or values, `Affects`
 those that the API evaluates itself. A list or a single text becomes a tuple where `SamplingParams` has one. In a body:

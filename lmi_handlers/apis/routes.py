@@ -1,4 +1,4 @@
-"""How an API declares its routes: once, for the HTTP layer and for the OpenAPI document."""
+"""The declaration of an API's routes: once, for the HTTP layer and for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FrontEndError(msgspec.Struct):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers a route, with the types of its request bodies and of its answers with status 200.
+    """A route's answer, with the types of its request bodies and of its answers with status 200.
 
     `examples` has an example of an answer by content type, where its type alone does not tell what it is. Errors are of
     the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body. With `task`,

@@ -30,7 +30,7 @@ class Health(msgspec.Struct):
 
 
 class ExecutionParameters(msgspec.Struct, rename="pascal"):
-    """How SageMaker sends the records of a batch transform job, unless the job says so itself."""
+    """The defaults of a batch transform job, unless the job has its own."""
 
     max_concurrent_transforms: int
     batch_strategy: str

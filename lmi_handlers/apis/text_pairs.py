@@ -1,4 +1,4 @@
-"""What APIs of scores share: a query in front of each of several texts."""
+"""Shared by APIs of scores: a query in front of each of several texts."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ _CHECKS: Mapping[str, Check] = {
     "priority": _check_priority,
     **dict.fromkeys(("model", "user", "adapter_id", "output_formatter", "reasoning_effort"), _check_name),
 }
-"""Which check applies to which field, by the field names of all dialects."""
+"""The check of each field, by the field names of all dialects."""
 
 
 @functools.cache

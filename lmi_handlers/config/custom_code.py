@@ -20,7 +20,7 @@ REGISTER, UPDATE, UNREGISTER = ADAPTER_FUNCTIONS = ("register_adapter", "update_
 """Functions beside `FUNCTION` that load and unload adapters, as in LMI."""
 
 MAX_CALLS = 32
-"""How many requests LMI works on at a time if `option.max_rolling_batch_size` is not set."""
+"""LMI's number of concurrent requests if `option.max_rolling_batch_size` is not set."""
 
 _HIDDEN = ("lmi_handlers", "djl_python")
 """Our top-level packages. They would shadow a model's own module of the same name."""

@@ -1,4 +1,4 @@
-"""What a backend declares about itself. Data only, so every process may import it: the engine stays out."""
+"""The declaration of a backend. Data only, so every process may import it: the engine stays out."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _DECORATORS = {
     "djl_python.input_parser.init_handler": INIT_HANDLER,
     "djl_python.input_parser.prediction_handler": PREDICTION_HANDLER,
 }
-"""Where LMI defines its decorators."""
+"""LMI's modules that define decorators."""
 
 
 def decorated_functions(path: Path) -> dict[str, str]:

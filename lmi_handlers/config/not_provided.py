@@ -18,7 +18,7 @@ from lmi_handlers.core.errors import ConfigError, UnsupportedFeature
 
 
 class Place(Enum):
-    """Where a feature is requested."""
+    """The place where a feature is requested."""
 
     OPTION = "option"
     VARIABLE = "environment variable"
@@ -134,7 +134,7 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
 )
 
 SCRIPTS = ("model.py", "adapters/*/model.py", "code/inference.py")
-"""Where LMI and SageMaker look for code in a model directory."""
+"""Files with code in a model directory, as LMI and SageMaker look for them."""
 
 
 def rows(place: Place) -> dict[str, NotProvided]:

@@ -23,7 +23,7 @@ NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 Value = bool | int | float | str
-"""What an option may hold, besides None for "not set"."""
+"""The values of an option, besides None for "not set"."""
 
 M = TypeVar("M")
 
@@ -34,7 +34,7 @@ class InvalidValue(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """How a field is written in serving.properties.
+    """The spelling of a field in serving.properties.
 
     `key` is the name in the file, if it is not `option.<field>`. `aliases` are more names for the same setting.
     `spellings` maps what users write, in lower case, to the value of the field. `server` is true for options that the

@@ -66,8 +66,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_cache_size: Annotated[
         str | None,
         Option(
-            "Room for models from S3 in the cache, in bytes or with a suffix such as `200G` (powers of 1024). The least "
-            "recently used ones that no server uses are deleted. By default, only a full disk is a reason to delete any.",
+            "Size limit of the cache for models from S3, in bytes or with a suffix such as `200G` (powers of 1024). The least "
+            "recently used ones that no server uses are deleted. By default, models are deleted only if the disk is full.",
             server=True,
         ),
     ] = None
@@ -192,7 +192,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         PositiveInt | None,
         Option(
             "On a server with several models: seconds without a request after which the model's engines are ended. The next "
-            "request starts them again, and waits for that.",
+            "request starts them again and waits until they are ready.",
             server=True,
         ),
     ] = None
@@ -435,7 +435,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_loading_timeout: Annotated[
         PositiveInt,
         Option(
-            "Maximum seconds for loading the model. While a download from S3 advances, they do not pass.", server=True
+            "Maximum seconds for loading the model. The time of downloads from S3 does not count while they advance.",
+            server=True,
         ),
     ] = 1200
     formatter_timeout: Annotated[
@@ -648,11 +649,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     model_dir: str | None = None
     has_asynchronous_handler: bool = False
-    """Whether `entry_point` names a handler that streams JSON lines, whatever `output_formatter` says."""
+    """True if `entry_point` names a handler that streams JSON lines, whatever `output_formatter` says."""
     is_named: bool = False
     """Whether `model_name` or `served_model_name` is the operator's: the name is not that of a directory."""
     has_vllm_variables: bool = False
-    """Whether variables of SageMaker's image of vLLM configure the server, whose clients expect server-sent events."""
+    """True if variables of SageMaker's image of vLLM configure the server, whose clients expect server-sent events."""
     engine_options: dict[str, Value] = {}
     """Values of the options that only backends declare, by field name. `options_of` returns them typed."""
     extra: dict[str, str] = {}
@@ -698,17 +699,17 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def embeds(self) -> bool:
-        """Whether the server answers with embeddings instead of generated text."""
+        """True if the server answers with embeddings instead of generated text."""
         return self.task == "text-embedding"
 
     @property
     def ranks(self) -> bool:
-        """Whether the server answers with scores of texts, or of pairs of texts, instead of generated text."""
+        """True if the server answers with scores of texts, or of pairs of texts, instead of generated text."""
         return self.task == "text-ranking"
 
     @property
     def pools(self) -> bool:
-        """Whether the server answers with embeddings or scores."""
+        """True if the server answers with embeddings or scores."""
         return self.embeds or self.ranks
 
     @property
@@ -718,7 +719,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def streams_lines(self) -> bool:
-        """Whether the invoke routes stream OpenAI's objects as JSON lines, as LMI does, instead of server-sent events.
+        """True if the invoke routes stream OpenAI's objects as JSON lines, as LMI does, instead of server-sent events.
 
         It applies to requests whose `Accept` asks for neither.
         """

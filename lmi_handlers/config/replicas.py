@@ -1,4 +1,4 @@
-"""How many engines serve one model, and which GPUs each of them gets: as in LMI, one for each group of GPUs."""
+"""The engines of one model, and the GPUs of each: as in LMI, one for each group of GPUs."""
 
 from __future__ import annotations
 

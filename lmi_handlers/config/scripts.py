@@ -50,7 +50,7 @@ class Script(msgspec.Struct, frozen=True):
 
     @property
     def is_batched(self) -> bool:
-        """Whether one call can answer several requests."""
+        """True if one call can answer several requests."""
         return self.loader == _LMI
 
     @property

@@ -1,4 +1,4 @@
-"""Where and how the HTTP server runs. Read from the environment, so `lmi serve` and plain gunicorn agree."""
+"""Settings of the HTTP server. Read from the environment, so `lmi serve` and plain gunicorn agree."""
 
 from __future__ import annotations
 

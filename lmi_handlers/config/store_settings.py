@@ -1,4 +1,4 @@
-"""Which models a server with several models serves. Read from the environment."""
+"""Settings of a server with several models. Read from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmi_handlers.config.option import InvalidValue
 from lmi_handlers.core.errors import ConfigError
 
 MULTI_MODEL_DIR = Path("/opt/ml/models")
-"""Where SageMaker puts the models of a multi-model endpoint."""
+"""SageMaker's folder for the models of a multi-model endpoint."""
 
 _ITEM = re.compile(r"(?:(?P<name>[^:=]*)(?::[^=]*)?=)?(?P<url>.+)")
 """DJL's `name:version:engine:devices=url`. All but the URL is optional."""

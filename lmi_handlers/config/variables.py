@@ -47,7 +47,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Given:
-    """What a variable of another server sets: `key` in serving.properties and its text. Without a key, `note` says why."""
+    """The setting of another server's variable: `key` in serving.properties and its text. Without a key, `note` says why."""
 
     variable: str
     key: str = ""

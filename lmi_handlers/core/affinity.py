@@ -1,4 +1,4 @@
-"""Which of several equal servers gets a request: the one that may know its beginning, unless that has too much to do."""
+"""Chooses one of several equal servers for a request: the one that may know its beginning, unless that has too much to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loaded backend can do, and the checks of a request against it.
+"""Capabilities of a loaded backend, and the checks of a request against them.
 
 Web workers call the checks before they submit a request. Errors use the field names of `SamplingParams`.
 """
@@ -19,7 +19,7 @@ ServedTask = Literal["text-generation", "text-embedding", "text-ranking"]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded backend can do. Sent to the web workers, which answer requests for more with a 4xx.
+    """Capabilities of a loaded backend. Sent to the web workers, which answer requests for more with a 4xx.
 
     `max_model_len` is the maximum number of prompt and generated tokens together.
     `max_input_len` and `max_output_len` limit prompt and answer further, if they are set.

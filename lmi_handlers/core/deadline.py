@@ -27,7 +27,7 @@ class Deadline(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> float:
-        """How many seconds are left. Negative if the time is up."""
+        """The number of seconds left. Negative if the time is up."""
         return self.time - time.monotonic()
 
     def reached(self, now: float) -> LMIError | None:

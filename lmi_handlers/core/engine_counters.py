@@ -1,4 +1,4 @@
-"""What an engine counts, for the metrics."""
+"""Counters of an engine, for the metrics."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
-    """What a GGUF file says about its model.
+    """The contents of a GGUF file without its weights.
 
     `metadata` has llama.cpp's keys, such as "llama.context_length".
     """

@@ -1,4 +1,4 @@
-"""What the values in a GGUF file's metadata must be: the reader takes any type under any key.
+"""Checks of the values in a GGUF file's metadata: the reader takes any type under any key.
 
 Names and types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """

@@ -14,7 +14,7 @@ from lmi_handlers.core.event_loop import give_way
 
 
 class JsonShape(msgspec.Struct, frozen=True):
-    """What a JSON text holds: objects and arrays, object members, and the commas between members and between items.
+    """Counts of a JSON text: objects and arrays, object members, and the commas between members and between items.
 
     For text that is not valid JSON, each figure is at least what a decoder would have read before it stopped.
     """

@@ -51,7 +51,7 @@ _COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1
 
 
 _UNSEEN = re.compile("[\x80-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What JSON may have as it is, and terminals act on, such as those of `kubectl logs`: control characters, directions."""
+"""Characters that JSON allows unescaped and terminals act on, such as those of `kubectl logs`: control characters, directions."""
 
 
 class JsonLines(logging.Formatter):
@@ -212,7 +212,7 @@ def fail(*causes: str) -> NoReturn:
 
 
 def takes_colours(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that shows colours, and nobody has turned them off."""
+    """True if `stream` is a terminal that shows colours, and nobody has turned them off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-"""How many of a process's file descriptors clients may have."""
+"""The number of a process's file descriptors for clients."""
 
 from __future__ import annotations
 

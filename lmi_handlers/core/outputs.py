@@ -1,4 +1,4 @@
-"""What comes back: token ids from a backend, then text from the text layer, both as immutable deltas.
+"""Outputs of requests: token ids from a backend, then text from the text layer, both as immutable deltas.
 
 About 100,000 of these objects are created per second. They cannot be part of a reference cycle, so the garbage
 collector does not track them.
@@ -12,7 +12,7 @@ import msgspec
 
 
 class FinishReason(str, enum.Enum):
-    """Why a sequence ended, in the words of LMI and TGI. The other APIs translate them."""
+    """The reason for a sequence's end, in the words of LMI and TGI. The other APIs translate them."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"  # noqa: S105  a text token, not an access token
@@ -22,7 +22,7 @@ class FinishReason(str, enum.Enum):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one sequence has produced since the last step.
+    """The output of one sequence since the last step.
 
     `token_ids` are only the new ids, including the end-of-sequence id. If logprobs were requested, `logprobs` has the
     natural logarithm of each id's probability. If the k best were requested, `top_logprobs` has k pairs (id, logprob)

@@ -1,4 +1,4 @@
-"""How to turn what a model computes for a prompt's tokens into one vector, for all dialects and backends."""
+"""Parameters of pooling, which makes one vector of the vectors of a prompt's tokens, for all dialects and backends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from lmi_handlers.core.errors import InvalidRequest
 
 PoolingTask = Literal["embed", "embed_all", "embed_sparse", "classify"]
-"""What to compute for a prompt: one vector, one vector per token, one weight per token of the vocabulary, or one score
+"""The result to compute for a prompt: one vector, one vector per token, one weight per token of the vocabulary, or one score
 per label."""
 
 Activation = Literal["model", "sigmoid", "softmax", "none"]
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asks of the pooler. Validated on construction; raises `InvalidRequest`.
+    """A request's parameters for the pooler. Validated on construction; raises `InvalidRequest`.
 
     For `embed`: `dimensions` keeps only the first numbers of each vector. `normalize` then scales the vector to length
     1. Without it, the vector is what the model's own files compute.

@@ -1,4 +1,4 @@
-"""What every dialect parses its bodies into, and what the engine receives."""
+"""Requests: every dialect parses its bodies into them, and the engine receives them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TextPair(msgspec.Struct, frozen=True):
 
 
 PromptContent = str | tuple[int, ...] | ChatPrompt | TextPair
-"""What a client may send as a prompt: text, token ids, a conversation or two texts."""
+"""The kinds of a client's prompt: text, token ids, a conversation or two texts."""
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How the path of a request is read: once, before any rule looks at it.
+"""Reads the path of a request: once, before any rule looks at it.
 
 Several slashes in a row are one, as for nginx and Werkzeug: many clients put a path behind a base URL that ends with a
 slash. Whatever else a proxy, a rule and a route might read differently is refused.

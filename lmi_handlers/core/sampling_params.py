@@ -1,4 +1,4 @@
-"""How to choose tokens, with vLLM's field names and meanings, for all dialects and backends."""
+"""Parameters for the choice of tokens, with vLLM's field names and meanings, for all dialects and backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmi_handlers.core.errors import InvalidRequest
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the generated text must match. Exactly one format is set. Validated on construction; raises `InvalidRequest`.
+    """A format that the generated text must match. Exactly one format is set. Validated on construction; raises `InvalidRequest`.
 
     `json` is a JSON schema as JSON text. Unless `strict`, its objects may have properties that it does not declare.
     `json_object` asks for any JSON object, `choice` for one of the given texts. `grammar` uses the syntax of the
@@ -37,7 +37,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asks of the sampler. Validated on construction; raises `InvalidRequest` that names the field.
+    """A request's parameters for the sampler. Validated on construction; raises `InvalidRequest` that names the field.
 
     A `temperature` of 0 is greedy. A `top_k` of 0 or -1 means off. If `max_tokens` is None, the model's length is the
     limit. `logprobs=k` returns the sampled token and the k best per position (0: only the sampled one, None: nothing);
@@ -103,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """True if the most probable token is always taken."""
         return self.temperature == 0.0
 
     def with_thinking_budget(self, default: int | None) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Where what somebody else's code prints goes: to the log, which is standard error."""
+"""Sends the prints of other people's code to the log, which is standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request costs, recorded on its way through a web worker. For the log and for response headers."""
+"""The cost of a request, recorded on its way through a web worker. For the log and for response headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct):
-    """What one request has cost so far. Times are in seconds, and None until they are known.
+    """The cost of one request so far. Times are in seconds, and None until they are known.
 
     `started` is the monotonic time at which the body had arrived. `validation_time` is how long parsing and tokenising
     took. `queue_time` is how long the request waited in the engine's queue. `first_token_time` is the time from

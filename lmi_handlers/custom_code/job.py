@@ -1,4 +1,4 @@
-"""Requests in the pool: those that wait, and what a web worker is told about each."""
+"""Requests in the pool, and the messages to a web worker about each."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,128}")
 
 
 class RegisteredAdapter(msgspec.Struct, frozen=True):
-    """Where an adapter was loaded from, and whether it always stays in memory.
+    """The source of an adapter, and whether it always stays in memory.
 
-    `folder` is where its files are: all engines of a model read the same ones, even if the source changes. An adapter
-    that is replaced gets another `version`, even if the source is the same. The model's own have 0. `options` are for a
-    model's own code.
+    `folder` has its files: all engines of a model read the same ones, even if the source changes. An adapter that is
+    replaced gets another `version`, even if the source is the same. The model's own have 0. `options` are for a model's
+    own code.
     """
 
     source: str
@@ -35,7 +35,7 @@ class RegisteredAdapter(msgspec.Struct, frozen=True):
 
     @property
     def is_own(self) -> bool:
-        """Whether it came with the model, wherever the model was downloaded to this time."""
+        """True if it came with the model, wherever the model was downloaded to this time."""
         return self.version == 0
 
 

@@ -153,7 +153,7 @@ class AdapterSources:
 
 
 class Stores(NamedTuple):
-    """Where adapters may be: in these folders, and below these URLs."""
+    """The allowed places of adapters: these folders, and below these URLs."""
 
     folders: tuple[Path, ...]
     urls: tuple[S3Url, ...] = ()

@@ -93,7 +93,7 @@ class InFlightRequest:
 
     @property
     def running(self) -> int:
-        """How many of its sequences have not ended."""
+        """The number of its sequences that have not ended."""
         return len(self._running)
 
     def __enter__(self) -> InFlightRequest:
@@ -211,7 +211,7 @@ class EngineClient:
 
     @property
     def load(self) -> int:
-        """How many sequences the engine has, as far as this worker knows: its own, or those in the engine's batch."""
+        """The number of the engine's sequences, as far as this worker knows: its own, or those in the engine's batch."""
         own = sum(generation.running for generation in list(self._generations.values()))
         return max(own, self._heartbeat.running)
 

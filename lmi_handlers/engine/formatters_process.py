@@ -26,7 +26,7 @@ _LOOK_INTERVAL = 0.05
 _LATE = "loading the model's formatters did not end within model_loading_timeout"
 _CRASHED = "loading the model's formatters ended their process with"
 _ERROR = "lmi: error: "
-"""How `tell` begins an error."""
+"""The beginning of an error from `tell`."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class FormattersProcess:
         self._give_up = give_up
         self._stopping = threading.Event()
         self.serving = False
-        """Whether the process has loaded the files, and its socket is there."""
+        """True if the process has loaded the files, and its socket is there."""
         self._thread = threading.Thread(target=self._run, name="formatters", daemon=True)
 
     def start(self) -> None:

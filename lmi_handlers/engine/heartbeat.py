@@ -40,7 +40,7 @@ _LEAST_USE = 0.01
 
 
 class Activity(enum.IntEnum):
-    """What the engine loop is doing: waiting for requests, or one of its calls into the backend."""
+    """The activity of the engine loop: waiting for requests, or one of its calls into the backend."""
 
     IDLE = 0
     STEP = 1
@@ -214,24 +214,24 @@ class HeartbeatReader:
 
     @property
     def serving(self) -> bool:
-        """Whether the engine has loaded."""
+        """True if the engine has loaded."""
         cells = self._mapped()
         return cells is not None and cells[_PATIENCE] > 0
 
     @property
     def cause(self) -> str:
-        """Why the latest engine has ended, or "" if it runs."""
+        """The cause of the latest engine's end, or "" if it runs."""
         return explanation(self._path)
 
     @property
     def running(self) -> int:
-        """How many sequences the engine had in its batch at its latest step."""
+        """The number of sequences in the engine's batch at its latest step."""
         cells = self._mapped()
         return 0 if cells is None or cells[_ACTIVITY] == _IDLE else int(cells[_RUNNING])
 
     @property
     def load_phase(self) -> LoadPhase:
-        """What the engine is doing if it is loading. If it has ended, what it did last."""
+        """The phase of loading. If the engine has ended, its last phase."""
         cells = self._mapped()
         return LoadPhase.STARTING if cells is None else _PHASES[int(cells[_PHASE])]
 

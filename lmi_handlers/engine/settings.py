@@ -27,7 +27,7 @@ EXIT_LOAD_FAILED = 75
 _GRACE = 5.0
 
 POOL = "pool"
-"""What messages call the process that runs in place of an engine and starts those that run a model's own code."""
+"""The name, in messages, of the process that runs in place of an engine and starts those that run a model's own code."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What messages call the process."""
+        """The name of the process in messages."""
         return "engine" if self.custom_code is None else POOL
 
     @property

@@ -1,4 +1,4 @@
-"""Whether requests are accepted, as a web worker knows it: from what the engine process announces and from its heartbeat."""
+"""Readiness for requests, as a web worker knows it: from the engine process's announcements and its heartbeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
 
 NOT_FINISHED = "the server is shutting down and the request did not finish in time"
-"""Why requests fail that are in flight at the end of the time for draining."""
+"""The error of requests that are in flight at the end of the time for draining."""
 
 
 def not_ready(phase: str) -> str:
@@ -34,7 +34,7 @@ class EngineState(enum.Enum):
 
 
 class Status(ABC):
-    """Whether a model accepts requests. Known without asking an engine, so `/ping` can always answer."""
+    """The readiness of a model for requests. Known without asking an engine, so `/ping` can always answer."""
 
     @property
     @abstractmethod
@@ -44,12 +44,12 @@ class Status(ABC):
     @property
     @abstractmethod
     def phase(self) -> str:
-        """What the engine is doing, or what is wrong with it, in a few words."""
+        """The engine's phase, or its trouble, in a few words."""
 
     @property
     @abstractmethod
     def phase_seconds(self) -> float:
-        """How long the current phase has lasted."""
+        """The duration of the current phase."""
 
     @abstractmethod
     def wait_ready(self, timeout: float) -> None:
@@ -80,7 +80,7 @@ class EngineStatus(Status):
 
     @property
     def accepts(self) -> bool:
-        """Whether the engine takes requests. Draining does not matter."""
+        """True if the engine takes requests. Draining does not matter."""
         return self._ready.is_set() and self.stall() is None
 
     @property

@@ -51,9 +51,9 @@ class Supervisor:
         self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._ended_for: str | None = None
-        """Why this process has killed the latest engine. None if it has not."""
+        """The reason why this process has killed the latest engine. None if it has not."""
         self.cause = ""
-        """Why `run` has given up."""
+        """The reason why `run` has given up."""
 
     def run(self) -> int:
         """Run engines until another start makes no sense, or until `stop` is called. Returns the server's exit status.
@@ -112,7 +112,7 @@ class Supervisor:
 
     @property
     def serving(self) -> bool:
-        """Whether the engine has loaded."""
+        """True if the engine has loaded."""
         return self._heartbeat.serving
 
     @property

@@ -1,4 +1,4 @@
-"""What the engine has produced for one request and nobody has read yet."""
+"""The outputs of one request that nobody has read yet."""
 
 from __future__ import annotations
 

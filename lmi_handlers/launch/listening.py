@@ -1,4 +1,4 @@
-"""What the log says once the server listens: who can connect, and where the console is."""
+"""Log lines once the server listens: who can connect, and where the console is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images may be fetched from: hosts that the operator allows, at public addresses or in allowed networks."""
+"""Sources of images: hosts that the operator allows, at public addresses or in allowed networks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def allowed_media(domains: str | None, networks: str | None) -> AllowedMedia:
 
 
 def is_public(address: IpAddress) -> bool:
-    """Whether the address belongs to a host on the public Internet.
+    """True if the address belongs to a host on the public Internet.
 
     IPv6 forms of IPv4 addresses are unwrapped first.
     """

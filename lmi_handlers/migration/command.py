@@ -31,7 +31,7 @@ MANY = -1
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a command: the environment variables that it sets, and the words after the name of the program.
+    """A parsed command: the environment variables that it sets, and the words after the name of the program.
 
     `container` is what `docker run` says, if it is part of the command. `remarks` are sentences about the rest.
     """

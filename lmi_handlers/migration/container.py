@@ -27,7 +27,7 @@ _MAX_GPUS = 64
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """What `docker run` says: variables, published ports (port inside -> address and port outside) and folders.
+    """The settings of `docker run`: variables, published ports (port inside -> address and port outside) and folders.
 
     `mounts` is folder inside -> folder outside, and the option as it was written. `passed` are variables whose values come
     from outside, `others` the options that mean nothing without a container, as they were written.

@@ -29,7 +29,7 @@ _EXPANSION = re.compile(r"\$\([^()]*\)|`[^`]*`|\$\{[^}]*\}|\$[A-Za-z_]\w*|\$[@*#
 _PARAMETER = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=](.*))?\}|([A-Za-z_]\w*))", re.DOTALL)
 _WORKING_DIRECTORY = ("$(pwd)", "`pwd`")
 _CONTINUES = re.compile(r"[ \t]*(?:\r?\n[ \t]*)*(?:[ \t-]|['\"{\[]|\Z)")
-"""What follows a line break within a command that was typed without backslashes: an indented line, a flag or a value."""
+"""The text after a line break within a command that was typed without backslashes: an indented line, a flag or a value."""
 
 
 class ShellReader:

@@ -57,7 +57,7 @@ Meaning = Sets | Exports | Passes | Lacks
 
 @dataclass
 class Translation:
-    """What the flags of one command become. `options` declares this server's options by the name of their field."""
+    """The translation of one command's flags. `options` declares this server's options by the name of their field."""
 
     source: str
     options: dict[str, DeclaredOption]

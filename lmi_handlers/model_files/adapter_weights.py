@@ -1,4 +1,4 @@
-"""Whether the weights of a LoRA adapter are what its adapter_config.json says, and finite: for every engine.
+"""Checks that the weights of a LoRA adapter match its adapter_config.json, and are finite: for every engine.
 
 Engines read the rank and the layers from one of the two files and trust it. One infinite weight makes every answer with the
 adapter worthless, and may spoil those of requests in the same batch.
@@ -35,7 +35,7 @@ _EXPONENTS = {
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """What peft writes about the shapes of an adapter. What an adapter does not say is not checked."""
+    """The shapes of an adapter, as peft writes them. Missing entries are not checked."""
 
     r: int | None = None
     rank_pattern: dict[str, int] | None = None

@@ -27,7 +27,7 @@ _LONG = 1 << 10
 _DIGITS = re.compile(rb"[0-9]{200}")
 _INTERVAL = 1.0
 _END = bytes(tarfile.BLOCKSIZE)
-"""What follows the last member."""
+"""The bytes after the last member."""
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError, OverflowError, RecursionError)
 """The last three are what `tarfile` raises for the fields of a hostile header."""
 

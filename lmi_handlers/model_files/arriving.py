@@ -17,7 +17,7 @@ _STRIDE = 1 << 22
 
 
 class ArrivingFile:
-    """What the transfer manager writes to, on one thread.
+    """The file that the transfer manager writes, on one thread.
 
     The checksum is computed of the file, as far as it is complete from its beginning, while the rest arrives: most of it
     is done when the last piece comes. If a piece comes again, it is computed once more.

@@ -21,7 +21,7 @@ except ImportError:
 
 
 class Hash(Protocol):
-    """What `hashlib` returns."""
+    """The hash objects of `hashlib`."""
 
     def update(self, data: bytes | memoryview, /) -> object: ...
     def digest(self) -> bytes: ...

@@ -1,4 +1,4 @@
-"""Whether the files of a model are whole: an interrupted copy would crash the native code that maps it into memory.
+"""Checks that the files of a model are whole: an interrupted copy would crash the native code that maps it into memory.
 
 What is compared is what a file's own header says with its size. Of weights, nothing but headers is read.
 """
@@ -107,7 +107,7 @@ def _gguf(file: Path) -> str:
 
 
 class SafetensorsEntry(msgspec.Struct):
-    """What a header says of a tensor. `data_offsets` count from the end of the header, and are None for metadata."""
+    """The entry of a tensor in a header. `data_offsets` count from the end of the header, and are None for metadata."""
 
     dtype: str = ""
     shape: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ _FORMAT = 1
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """What is to be downloaded. `key` is the name of the cache entry; it changes with any of the objects."""
+    """The objects to download. `key` is the name of the cache entry; it changes with any of the objects."""
 
     url: S3Url
     objects: tuple[S3Object, ...]
@@ -38,7 +38,7 @@ class Selected(msgspec.Struct, frozen=True):
 
     @property
     def is_file(self) -> bool:
-        """Whether the URL names one object."""
+        """True if the URL names one object."""
         return [item.key for item in self.objects] == [self.url.key]
 
     @property

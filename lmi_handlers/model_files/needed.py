@@ -1,4 +1,4 @@
-"""Which files of a model are downloaded, from the Hugging Face hub and from S3 alike."""
+"""Chooses the files of a model to download, from the Hugging Face hub and from S3 alike."""
 
 from __future__ import annotations
 

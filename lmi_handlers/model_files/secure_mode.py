@@ -32,7 +32,7 @@ _PICKLE = re.compile(r".*\.(bin|pt|pth|ckpt|pkl|pickle|joblib)", re.IGNORECASE |
 _CONFIGS = ("tokenizer_config.json", "chat_template.json", "processor_config.json", "preprocessor_config.json")
 _MAX_FILES = 100_000
 _PLATFORM = re.compile(r"environment variable (SAGEMAKER|SERVING)_")
-"""Where settings come from that the platform sets."""
+"""The sources of settings that the platform sets."""
 
 _ALLOWED_OPTIONS = """
 mpi_mode entryPoint task model_id batch_size tensor_parallel_degree pipeline_parallel_degree rolling_batch dtype

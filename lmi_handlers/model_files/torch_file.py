@@ -1,4 +1,4 @@
-"""Whether a file that `torch.save` wrote is whole. Nothing in it is run, and no weights are read.
+"""Checks that a file of `torch.save` is whole. Nothing in it is run, and no weights are read.
 
 Torch itself says so only while it loads the file, after it has read what is there.
 """

@@ -1,4 +1,4 @@
-"""Whether a file with a tokenizer's vocabulary is whole: SentencePiece's and tiktoken's formats."""
+"""Checks that a file with a tokenizer's vocabulary is whole: SentencePiece's and tiktoken's formats."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ModelApp(Protocol):
 
 
 class HeldModel:
-    """A model's application and its requests in flight. The manager ends no engine that may still get some."""
+    """A model's application and its requests in flight. The manager ends no engine that may still get requests."""
 
     def __init__(self, entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> None:
         self.entry = entry

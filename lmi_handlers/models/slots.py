@@ -156,7 +156,7 @@ class Slots:
         return time.time() - max(used, entry.since)
 
     def publish_missed(self) -> None:
-        """Publish what a full disk, for example, has prevented."""
+        """Publish changes that could not be published before, for example for lack of disk space."""
         with self.lock:
             if self._missed:
                 self._publish()

@@ -1,4 +1,4 @@
-"""What is checked before a model is loaded, shared by `lmi serve` and `lmi check`."""
+"""Checks before a model is loaded, shared by `lmi serve` and `lmi check`."""
 
 from __future__ import annotations
 

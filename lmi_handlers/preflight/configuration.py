@@ -1,4 +1,4 @@
-"""What to serve, where, and with which backend: serving.properties and the environment, read and put together."""
+"""The configuration, with the backend: serving.properties and the environment, read and put together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from lmi_handlers.web.api_keys import ApiKeys
 
 
 class AnsweredBy(Enum):
-    """What answers a model's requests."""
+    """The kinds of code that answer a model's requests."""
 
     ENGINE = "an engine"
     TASK = "transformers, for a task that is not generation"
@@ -48,7 +48,7 @@ class AnsweredBy(Enum):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured.
+    """The model, the server and the backend. `is_default_model` is true if no model was configured.
 
     With `custom_code`, the model's own code or a task answers all requests, and no engine is used. `replicas` has the
     GPUs of each engine, "" for those that are visible anyway. With `formatters`, requests and answers of the invoke routes
@@ -74,7 +74,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chat_streams(self) -> str:
-        """How the invoke routes stream chats, for people, or "" if they do not."""
+        """The format of streamed chats on the invoke routes, for people, or "" if they do not."""
         if self.custom_code is not None or self.properties.pools:
             return ""
         default, asked = "JSON lines", "text/event-stream"
@@ -88,7 +88,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answered_by(self) -> AnsweredBy:
-        """What answers requests. A task of ours runs in the processes of custom code, but is not a model's own."""
+        """The code that answers requests. A task of ours runs in the processes of custom code, but is not a model's own."""
         if self.custom_code is None:
             return AnsweredBy.ENGINE
         return AnsweredBy.OWN_CODE if self.backend is CUSTOM_CODE else AnsweredBy.TASK

@@ -47,7 +47,7 @@ class Arguments(BaseModel):
     def _check_bounds(self) -> Arguments:
         if self.max_replicas is None:
             if self.min_replicas is not None:
-                raise ValueError("min_replicas needs max_replicas; a fixed number of replicas is replicas")
+                raise ValueError("min_replicas requires max_replicas; for a fixed number, set replicas")
             return self
         least = self.min_replicas or 1
         if least > self.max_replicas:

@@ -1,4 +1,4 @@
-"""The variables that Ray's own processes are started with. This module does not import Ray."""
+"""The environment of Ray's own processes. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NODE = {
 
 
 def ray_environ(predict_timeout: int) -> dict[str, str]:
-    """Return what Ray's own processes are started with, as far as the environment does not say otherwise.
+    """Return the variables of Ray's own processes. Those that the environment has already take precedence.
 
     Requests go from HAProxy to the replicas, and not through Ray's Python proxy, which would cost more time for each token
     than all the rest. When replicas come and go, Ray starts a new HAProxy, and ends the old one after a time, by which all
@@ -60,7 +60,7 @@ def node_environ() -> dict[str, str]:
 
 
 def replica_environ() -> dict[str, str]:
-    """Return what the processes of the replicas are started with, besides.
+    """Return further variables for the processes of the replicas.
 
     Requests pass our gate before Ray's code. They stay in one thread: ours only passes bytes, and the gate counts them.
     """

@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     proxies: str
     detach: bool = False
-    """Whether the application is left to the cluster once it serves."""
+    """True if the application is left to the cluster once it serves."""
 
 
 def run(arguments: Arguments, options: Options) -> None:

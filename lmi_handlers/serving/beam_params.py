@@ -1,4 +1,4 @@
-"""Which requests beam search supports, and what each step asks of the engine."""
+"""Requests that beam search supports, and the engine's parameters for each step."""
 
 from __future__ import annotations
 

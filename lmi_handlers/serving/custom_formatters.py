@@ -17,7 +17,7 @@ NewCalls = Callable[[], Calls]
 
 
 class TokenOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an output formatter learns about a request beside its tokens. The fields are those of `Begin`."""
+    """Facts about a request, for an output formatter. The fields are those of `Begin`."""
 
     adapter: str
     parameters: bytes

@@ -1,4 +1,4 @@
-"""What an API reads a body into, for serving to answer."""
+"""Parsed bodies of the APIs, for serving to answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What dialects need to know about the loaded model. `model_id` is its public name.
+    """Facts about the loaded model for dialects. `model_id` is its public name.
 
     `prompts` are texts to put in front of a text that is embedded, by their names, such as "query". `sampling_defaults` are
     fields of `SamplingParams` for requests in an API without defaults of its own.

@@ -27,7 +27,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class LoadedText(msgspec.Struct, frozen=True):
-    """What a worker knows about a loaded engine: its capabilities, the tokenizer and the model's text files."""
+    """A worker's knowledge of a loaded engine: its capabilities, the tokenizer and the model's text files."""
 
     capabilities: Capabilities
     bundle: TextBundle
@@ -48,7 +48,7 @@ class TokenizedPrompt(msgspec.Struct, frozen=True):
 
 
 def takes_long(request: GenerationRequest) -> bool:
-    """Whether encoding a request's texts on the event loop would noticeably delay other clients."""
+    """True if encoding a request's texts on the event loop would noticeably delay other clients."""
     prompts = sum(prompt_size(prompt.content) for prompt in request.prompts)
     return prompts + sum(map(len, request.sampling_params.stop)) > LONG
 

@@ -1,4 +1,4 @@
-"""What a web worker serves, whoever answers: an engine, or the model's own code."""
+"""The model of a web worker, whoever answers: an engine, or the model's own code."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Served(ABC):
 
     @property
     def phase(self) -> str:
-        """What the engine is doing, in a few words."""
+        """The engine's phase, in a few words."""
         return self._status.phase
 
     @property
     def phase_seconds(self) -> float:
-        """How long the engine has been doing that."""
+        """The duration of that phase."""
         return self._status.phase_seconds
 
     def start_draining(self) -> None:

@@ -108,7 +108,7 @@ class ServedModel(Served):
 
     @property
     def facts(self) -> ModelFacts:
-        """What dialects need to know about the model. Raises `EngineNotReady` before it has loaded."""
+        """The facts about the model for dialects. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
         bundle = loaded.bundle
         defaults = bundle.sampling_defaults if self._has_sampling_defaults else {}

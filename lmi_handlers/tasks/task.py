@@ -1,4 +1,4 @@
-"""What all tasks have in common: a task turns `inputs` into items, and computes the results of many items at once."""
+"""The base of all tasks: a task turns `inputs` into items, and computes the results of many items at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ITEMS = 256
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request may set in `parameters`. `UNSET` leaves a parameter to the library or the model."""
+    """The `parameters` of a request. `UNSET` leaves a parameter to the library or the model."""
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that are set."""
@@ -34,11 +34,11 @@ class Task(ABC):
 
     parameters: ClassVar[type[Parameters]] = Parameters
     unwraps: ClassVar[bool] = False
-    """Whether the answer to a single item is its result itself, and not a list of one result as in LMI."""
+    """True if the answer to a single item is its result itself, and not a list of one result as in LMI."""
     reads_files: ClassVar[bool] = False
-    """Whether a body without a content type is a file, unless it looks like JSON."""
+    """True if a body without a content type is a file, unless it looks like JSON."""
     compact: ClassVar[bool] = False
-    """Whether answers are written without the line breaks of LMI's, which would take seconds for many numbers."""
+    """True if answers are written without the line breaks of LMI's, which would take seconds for many numbers."""
 
     @classmethod
     @abstractmethod

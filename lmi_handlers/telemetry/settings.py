@@ -46,7 +46,7 @@ def _temporality(text: str) -> str:
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published. `otlp_interval` and `span_delay` are in milliseconds, `emf_period` in seconds."""
+    """The telemetry to publish. `otlp_interval` and `span_delay` are in milliseconds, `emf_period` in seconds."""
 
     emf: Annotated[bool, Variable("LMI_EMF", "Write metrics as log lines that CloudWatch reads.")] = False
     emf_period: Annotated[Period, Variable("LMI_EMF_PERIOD", "Seconds between two of these lines.")] = 60.0
@@ -135,12 +135,12 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def otlp_metrics(self) -> bool:
-        """Whether metrics are exported. Raises `ConfigError`."""
+        """True if metrics are exported. Raises `ConfigError`."""
         return self._exports("metrics")
 
     @property
     def traces(self) -> bool:
-        """Whether traces are exported. Raises `ConfigError`."""
+        """True if traces are exported. Raises `ConfigError`."""
         return self._exports("traces")
 
     def _exports(self, signal: str) -> bool:

@@ -1,4 +1,4 @@
-"""What every backend owes the engine loop, as a suite of pytest checks."""
+"""The contract of backends with the engine loop, as a suite of pytest checks."""
 
 from __future__ import annotations
 

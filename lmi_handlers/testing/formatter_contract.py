@@ -1,4 +1,4 @@
-"""What every formatter owes the HTTP layer, as a suite of pytest checks."""
+"""The contract of formatters with the HTTP layer, as a suite of pytest checks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class TextRules:
-    """What all sequences of a request share: the tokenizer and the rules for special tokens and stops. Immutable."""
+    """Shared by all sequences of a request: the tokenizer and the rules for special tokens and stops. Immutable."""
 
     def __init__(self, tokenizer: Tokenizer, sampling_params: SamplingParams) -> None:
         self.tokenizer = tokenizer

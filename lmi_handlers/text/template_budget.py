@@ -578,7 +578,7 @@ _READING_TESTS = (
 )
 
 _SLOW = 30
-"""How often a character counts for filters that are written in Python."""
+"""The weight of a character for filters that are written in Python."""
 
 _URL_ENCODED = 12
 """Characters in place of one of four bytes."""

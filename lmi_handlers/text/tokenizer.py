@@ -177,7 +177,7 @@ class Tokenizer:
         return max(map(len, vocabulary)) if vocabulary.keys() >= _BYTE_OF_CHARACTER.keys() else None
 
     def is_special(self, token_id: int) -> bool:
-        """Whether this is a control token, such as an end-of-sequence token."""
+        """True if this is a control token, such as an end-of-sequence token."""
         return token_id in self.special_token_ids
 
     def token_text(self, token_id: int) -> str:
@@ -219,7 +219,7 @@ def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 class Pieces(dict[int, "str | bytes"]):
-    """What each id adds to a text: a str if its bytes are whole characters, otherwise the bytes. Unknown ids map to "".
+    """The addition of each id to a text: a str if its bytes are whole characters, otherwise the bytes. Unknown ids map to "".
 
     Filled on demand, because a table of the whole vocabulary would cost each worker tens of megabytes and most of a
     second.

@@ -72,7 +72,7 @@ class AccessControl:
 
     @property
     def has_key(self) -> bool:
-        """Whether requests need an API key."""
+        """True if requests need an API key."""
         return self._keys.required
 
     def install(self, app: Flask) -> None:
@@ -124,7 +124,7 @@ class AccessControl:
         return self._checked_port is not None and local_port(request.environ) == self._checked_port
 
     def _from_allowed_page(self) -> bool:
-        """Whether the request comes from an allowed page or, judging by its headers, from no other site's page."""
+        """True if the request comes from an allowed page or, judging by its headers, from no other site's page."""
         if ANY_ORIGIN in self._listed:
             return True
         origin = request.headers.get("Origin")
@@ -133,7 +133,7 @@ class AccessControl:
         return self._allows(origin)
 
     def _allows(self, origin: str) -> bool:
-        """Whether `origin` is allowed: scheme, host and port, or "null" for a page that hides its origin."""
+        """True if `origin` is allowed: scheme, host and port, or "null" for a page that hides its origin."""
         if origin.lower() in self._listed:
             return True
         _, separator, host = origin.lower().partition("://")
@@ -142,7 +142,7 @@ class AccessControl:
         return host == request.host.lower() or (self._loopback_pages and is_loopback(_host_name(host)))
 
     def _is_local(self, name: str) -> bool:
-        """Whether no other machine can serve a page under this name: an address, this machine's name, or an allowed one.
+        """True if no other machine can serve a page under this name: an address, this machine's name, or an allowed one.
 
         A name without dots, or under `.local` or `.internal`, may be another machine's in the same network.
         """

@@ -30,7 +30,7 @@ class BodyDialects:
 
     @property
     def any_content(self) -> bool:
-        """Whether bodies may be anything, because the model may have an input formatter."""
+        """True if bodies may be anything, because the model may have an input formatter."""
         return self._formatting is not None
 
     def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect]:

@@ -74,7 +74,7 @@ def _still_reads(sock: Any) -> bool:
 
 
 def _at_end(sock: socket.socket) -> bool:
-    """Whether the client closed a Unix socket. Its state can only be peeked at, here on a copy hidden from gevent."""
+    """True if the client closed a Unix socket. Its state can only be peeked at, here on a copy hidden from gevent."""
     try:
         twin = _socket.socket(fileno=os.dup(sock.fileno()))
     except OSError:

@@ -38,7 +38,7 @@ _ARCHIVE = ".tar.gz"
 
 
 class Refusal(NamedTuple):
-    """Why a request that arrived at the monotonic time `arrived` reaches no model. `model` is the one it names, or ""."""
+    """The refusal of a request that arrived at the monotonic time `arrived`. `model` is the one it names, or ""."""
 
     error: LMIError
     model: str

@@ -1,4 +1,4 @@
-"""What the log says of requests that gunicorn cannot read."""
+"""The log lines of requests that gunicorn cannot read."""
 
 from __future__ import annotations
 

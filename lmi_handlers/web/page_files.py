@@ -1,4 +1,4 @@
-"""What the pages for browsers have in common."""
+"""Shared by the pages for browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often gunicorn has replaced all its workers (SIGHUP), in memory that the arbiter and its workers share."""
+"""The number of times that gunicorn has replaced all its workers (SIGHUP), in memory that the arbiter and its workers share."""
 
 from __future__ import annotations
 

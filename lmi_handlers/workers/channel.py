@@ -17,7 +17,7 @@ MAX_MESSAGE_SIZE = 256 * 1024 * 1024
 """Maximum size of a message in bytes, in either direction."""
 
 LENGTH = struct.Struct(">I")
-"""What precedes each message: its size in bytes."""
+"""The header of each message: its size in bytes."""
 
 _READ_BUFFER = 1 << 16
 

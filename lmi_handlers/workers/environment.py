@@ -1,4 +1,4 @@
-"""What processes that run a model's own code find in their environment: everything but the server's credentials.
+"""The environment of processes that run a model's own code: everything but the server's credentials.
 
 This is not a sandbox. The code runs as the server's user, who can read the server's files and memory. It keeps keys from
 code that has no use for them, and so from what that code logs, reports and installs.

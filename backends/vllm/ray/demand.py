@@ -1,4 +1,4 @@
-"""What a cluster is asked for, and what it has. Imports neither Ray nor vLLM."""
+"""The demand on a cluster, and its supply. Imports neither Ray nor vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU = "CPU"
 
 
 class Supply(msgspec.Struct, frozen=True):
-    """What a cluster has, by Ray's names for resources: all on each node, and what nobody has reserved."""
+    """The supply of a cluster, by Ray's names for resources: all on each node, and what nobody has reserved."""
 
     nodes: Sequence[Mapping[str, float]]
     free: Mapping[str, float]

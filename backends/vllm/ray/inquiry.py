@@ -1,4 +1,4 @@
-"""What `lmi check` says about the cluster. A process of its own asks it, because Ray may never answer."""
+"""The report of `lmi check` about the cluster. A process of its own asks it, because Ray may never answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `option.distributed_executor_backend=ray` needs. Imports neither Ray nor vLLM."""
+"""The requirements of `option.distributed_executor_backend=ray`. Imports neither Ray nor vLLM."""
 
 from __future__ import annotations
 

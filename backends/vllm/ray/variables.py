@@ -1,4 +1,4 @@
-"""Which environment variables of the engine vLLM passes on to the workers. By default it passes on all, secrets too."""
+"""The environment variables of the engine that vLLM passes on to the workers. By default it passes on all, secrets too."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class AdapterBody(msgspec.Struct):
 
 
 class AdapterUpdate(msgspec.Struct):
-    """What replaces an adapter. By default, it is read again from where it came."""
+    """A replacement for an adapter. By default, it is read again from where it came."""
 
     src: NonEmpty | None = None
     pin: bool | None = None

@@ -103,12 +103,12 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> int:
-        """How many completions the client receives."""
+        """The number of completions for the client."""
         return 1 if self.n is None else self.n
 
     @property
     def candidates(self) -> int:
-        """How many completions are generated. Raises `InvalidRequest`."""
+        """The number of completions to generate. Raises `InvalidRequest`."""
         if self.best_of is None:
             return self.shown
         if self.best_of < self.shown:
@@ -121,7 +121,7 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_only(self) -> bool:
-        """Whether only the prompt is returned. Clients use this to get its probabilities."""
+        """True if only the prompt is returned. Clients use this to get its probabilities."""
         return self.maximum_tokens == 0 and bool(self.echo)
 
     def sampling_params(self) -> SamplingParams:

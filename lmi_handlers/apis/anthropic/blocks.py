@@ -40,7 +40,7 @@ class Base64Source(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
 
 
 class UrlSource(msgspec.Struct, frozen=True, tag_field="type", tag="url"):
-    """Where an image is."""
+    """The place of an image."""
 
     url: str
 
@@ -59,7 +59,7 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
 
 
 class InputThinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """What the model thought. The signature is not checked."""
+    """The thoughts of the model. The signature is not checked."""
 
     thinking: str
     signature: str | None = None
@@ -84,7 +84,7 @@ class InputToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
 
 
 class InputToolResult(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
-    """What a tool returned. Chat templates know no `is_error`: the content tells."""
+    """The result of a tool. Chat templates know no `is_error`: the content tells."""
 
     tool_use_id: str
     content: str | list[InputText | InputImage] | None = None
@@ -104,7 +104,7 @@ class SystemMessage(msgspec.Struct, frozen=True, tag_field="role", tag="system")
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
-    """What the user says or shows, and what tools have returned."""
+    """Content of the user, and results of tools."""
 
     content: str | list[InputText | InputImage | InputToolResult]
 
@@ -126,7 +126,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag_field="role", tag="assistant"):
-    """What the model answered. The answer continues it if it is the last message, and has no calls."""
+    """Content of the model. The answer continues it if it is the last message, and has no calls."""
 
     content: str | list[InputText | InputThinking | InputRedactedThinking | InputToolUse]
 

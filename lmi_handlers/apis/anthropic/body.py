@@ -168,7 +168,7 @@ class CountTokensBody(Ignored, frozen=True, kw_only=True):
 
     @property
     def thinks(self) -> bool:
-        """Whether the model thinks, and shows what. As in Anthropic's API, only if that is asked for."""
+        """Thinking, and whether it is shown. As in Anthropic's API, only if that is asked for."""
         return isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive)
 
 

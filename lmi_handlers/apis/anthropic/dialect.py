@@ -56,7 +56,7 @@ class MessagesDialect(ChatDialect):
 
     @property
     def _system_first(self) -> bool:
-        """Whether the model's chat template takes a system message only before all others."""
+        """True if the model's chat template takes a system message only before all others."""
         return not takes_late_system(self._facts().chat_template)
 
     def decode(self, payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:

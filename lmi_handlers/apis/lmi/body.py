@@ -131,13 +131,13 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequences(self) -> int:
-        """How many sequences to generate. LMI shows all `best_of` sequences; without `n` and `best_of`, all beams."""
+        """The number of sequences to generate. LMI shows all `best_of` sequences; without `n` and `best_of`, all beams."""
         sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
         return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
 
     @property
     def top_tokens(self) -> int:
-        """How many alternatives to show per token. `logprobs` 1, LMI's default, shows none."""
+        """The number of alternatives per token. `logprobs` 1, LMI's default, shows none."""
         if self.top_n_tokens is not None:
             return self.top_n_tokens
         return self.logprobs if self.logprobs is not None and self.logprobs != 1 else 0
@@ -153,7 +153,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def truncate_to(self) -> int | None:
-        """How many of the last prompt tokens to keep."""
+        """The number of prompt tokens to keep, from the end."""
         return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
 
     def alias(self, field: str) -> str:

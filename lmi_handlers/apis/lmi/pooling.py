@@ -1,4 +1,4 @@
-"""What LMI's dialects for embeddings and for scores share."""
+"""Shared by LMI's dialects for embeddings and for scores."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class LoadBody(msgspec.Struct):
 
 
 class ModelStatus(msgspec.Struct):
-    """What has been done."""
+    """The outcome."""
 
     status: str
 

@@ -147,12 +147,12 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
+        """True if a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
+        """True if every chunk of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def alias(self, field: str) -> str:
@@ -193,7 +193,7 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to show per token, or None for no logprobs. Raises `InvalidRequest`."""
+        """The number of alternatives per token, or None for no logprobs. Raises `InvalidRequest`."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("needs `logprobs`: true", field="top_logprobs")
         return _at_most_20("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
@@ -210,7 +210,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to show per token, or None for no logprobs. Raises `InvalidRequest`."""
+        """The number of alternatives per token, or None for no logprobs. Raises `InvalidRequest`."""
         return None if self.logprobs is None else _at_most_20("logprobs", self.logprobs)
 
 

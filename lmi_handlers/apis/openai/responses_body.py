@@ -108,7 +108,7 @@ class ResponseText(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
-    """How much to think. The effort is for the chat template; "none" also turns its `enable_thinking` off.
+    """The amount of thinking. The effort is for the chat template; "none" also turns its `enable_thinking` off.
 
     There are no summaries.
     """

@@ -70,7 +70,7 @@ class ReasoningPart(msgspec.Struct, frozen=True):
 
 
 class InputReasoning(msgspec.Struct, frozen=True):
-    """What the model thought. `encrypted_content` is ignored; the summary counts if there is no `content`."""
+    """The thoughts of the model. `encrypted_content` is ignored; the summary counts if there is no `content`."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
@@ -96,7 +96,7 @@ class InputCall(msgspec.Struct, frozen=True):
 
 
 class InputCallOutput(msgspec.Struct, frozen=True):
-    """What the function returned."""
+    """The result of the function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -149,7 +149,7 @@ def conversation(items: list[Item]) -> list[tuple[str, Message]]:
 
 
 def continues(items: list[Item]) -> bool:
-    """Whether the answer continues the last item."""
+    """True if the answer continues the last item."""
     last = items[-1]
     return isinstance(last, InputMessage) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
 
@@ -166,7 +166,7 @@ class _Turn:
         self._call_id: str | None = None
 
     def takes(self, item: Item) -> bool:
-        """Whether the item is part of this turn: reasoning, then text, then calls."""
+        """True if the item is part of this turn: reasoning, then text, then calls."""
         if self._role != "assistant" or self._call_id is not None:
             return False
         if isinstance(item, InputCall):

@@ -1,4 +1,4 @@
-"""What TEI's dialects share: how texts are truncated, and errors.
+"""Shared by TEI's dialects: truncation of texts, and errors.
 
 Source: the OpenAPI document of text-embeddings-inference 1.7. null means absent.
 """

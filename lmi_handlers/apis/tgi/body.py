@@ -73,7 +73,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> bool:
-        """Whether any sampling parameter is set; `best_of` requires one."""
+        """True if any sampling parameter is set; `best_of` requires one."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return self.do_sample or any(value is not None for value in given)
 

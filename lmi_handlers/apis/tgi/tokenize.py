@@ -1,4 +1,4 @@
-"""What `/tokenize` and `/chat_tokenize` answer."""
+"""The answers of `/tokenize` and `/chat_tokenize`."""
 
 from __future__ import annotations
 

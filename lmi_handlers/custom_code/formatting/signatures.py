@@ -93,7 +93,7 @@ def _signature(function: Callable[..., Any]) -> tuple[dict[str, inspect.Paramete
 
 
 def _by_name(hint: Any) -> Any:
-    """Return the class that an annotation means which cannot be evaluated."""
+    """Return the class of an annotation that cannot be evaluated, by its name."""
     text = str(hint).strip("'\"")
     names: dict[str, Any] = {"Input": Input, "RequestInput": RequestInput, "TextInput": RequestInput}
     names |= {"RequestOutput": RequestOutput, "TextGenerationOutput": RequestOutput, "dict": dict, "Dict": dict}

@@ -1,4 +1,4 @@
-"""What `lmi check` knows about the configuration, as the console shows it. Secrets are redacted."""
+"""The configuration as `lmi check` knows it, as the console shows it. Secrets are redacted."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def static_files() -> dict[str, bytes]:
 
 
 class _Latest:
-    """What this worker has seen, read again once it is `MAX_AGE` seconds old."""
+    """The worker's state, read again once it is `MAX_AGE` seconds old."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._read = snapshot

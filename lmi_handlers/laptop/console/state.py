@@ -1,4 +1,4 @@
-"""What the console watches: the models, their engines and adapters, the last requests and the metrics.
+"""The state that the console shows: the models, their engines and adapters, the last requests and the metrics.
 
 A page asks for it every few seconds, and many pages may be open. So a worker reads it at most once per second
 (`Snapshot`), and sends a page only what it shows and has not seen.
@@ -66,7 +66,7 @@ class AdapterView(msgspec.Struct, frozen=True):
 
 
 class CapabilitiesView(msgspec.Struct, frozen=True):
-    """What the page shows of a model's `Capabilities`."""
+    """The part of a model's `Capabilities` that the page shows."""
 
     backend: str
     device: str
@@ -113,7 +113,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page gets, at `time` in seconds since 1970. `metrics` is a part of the text of `/metrics`.
+    """The state for a page, at `time` in seconds since 1970. `metrics` is a part of the text of `/metrics`.
 
     `requests` are the last ones, the newest first, without those that the page has.
     """
@@ -126,7 +126,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker has read at `time`. `values` are the metrics of each model by its name."""
+    """The state that a worker has read at `time`. `values` are the metrics of each model by its name."""
 
     time: float
     server: ServerView
@@ -152,7 +152,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Where the console finds what it watches. `apps` has the models of a server with several, otherwise it is None.
+    """The sources of the console. `apps` has the models of a server with several, otherwise it is None.
 
     `runtime_dir` is the directory that the server's processes share.
     """

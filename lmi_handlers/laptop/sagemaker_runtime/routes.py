@@ -71,7 +71,7 @@ def local_runtime(
 
 
 class _Admission:
-    """What AWS checks whatever the operation: the signature, the endpoint's name and the size of the body."""
+    """Checks of AWS for all operations: the signature, the endpoint's name and the size of the body."""
 
     def __init__(self, settings: LocalRuntimeSettings) -> None:
         self._endpoint_name = settings.endpoint_name

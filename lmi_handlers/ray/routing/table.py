@@ -9,7 +9,7 @@ from lmi_handlers.core.affinity import choose
 from lmi_handlers.ray.routing.members import Member
 
 _MOST_KNOWN = 4096
-"""As many as there may be at once. Replicas come and go, and those that nobody asks for are never found to have ended."""
+"""Replicas beyond it are forgotten: an ended one that is never chosen would stay in the table for ever."""
 
 
 class Table:

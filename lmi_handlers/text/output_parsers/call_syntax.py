@@ -237,7 +237,7 @@ class _Call:
         self._empty = True
 
     def accepts_key(self, key: str) -> bool:
-        """Whether the JSON object of a call may have another `key`.
+        """True if the JSON object of a call may have another `key`.
 
         Without a tag, only "id" and "type" may come before the name, to detect early that the text is not a call.
         """

@@ -25,7 +25,7 @@ _LONGEST_HEADER = 1024
 _CHANNEL_NAME = re.compile(rf".*{re.escape(_CHANNEL)}\s*(\w*)", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _STARTS = ("assistant", "to=")
-"""How a header may go on where no mark shows that it is one."""
+"""The continuations of a header where no mark shows that it is one."""
 
 
 class HarmonyParser(MessageParser):

@@ -145,7 +145,7 @@ class TaggedCallParser(_ReadingParser):
 
 
 class _Deltas:
-    """What has been read but not returned yet."""
+    """Text that has been read but not returned yet."""
 
     def __init__(self) -> None:
         self.calls = 0

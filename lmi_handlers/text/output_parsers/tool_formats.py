@@ -22,7 +22,7 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """How a family of models marks its calls.
+    """The marks of calls of a family of models.
 
     `section` is an optional tag around a group of calls. Its marks are empty if the family has none. `bare` lists the
     characters that may start a call without a tag, at the start of a line. Such a call must name an offered function.

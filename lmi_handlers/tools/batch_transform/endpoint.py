@@ -46,7 +46,7 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """Why it is not `ok`."""
+        """The cause if it is not `ok`."""
         reason = http.HTTPStatus(self.status).phrase if self.status in set(http.HTTPStatus) else "no answer"
         return self.body.decode(errors="replace")[:_MAX_CAUSE].strip() or reason
 
@@ -86,7 +86,7 @@ class ServerClient:
             time.sleep(_POLL_SECONDS)
 
     def is_ready(self) -> bool:
-        """Whether `/ping` is answered with 200."""
+        """True if `/ping` is answered with 200."""
         try:
             answer, _ = self._try("GET", "/ping", None, {}, 0, timeout=_PING_SECONDS)
         except Unreachable:

@@ -26,7 +26,7 @@ _AHEAD = 4
 
 
 class FileReport(msgspec.Struct):
-    """What became of a file. `failure` says why it has no output; otherwise `output` says where that is."""
+    """The outcome of a file. `failure` says why it has no output; otherwise `output` says where that is."""
 
     name: str
     seconds: float = 0.0
@@ -146,7 +146,7 @@ class _Step(ABC):
     """Something that is done with the output of a file, in its turn."""
 
     is_done = True
-    """Whether it need not be waited for."""
+    """True if it need not be waited for."""
     size = 0
     """Bytes of the records, or of their output once that is known."""
 

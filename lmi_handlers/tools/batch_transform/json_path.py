@@ -53,7 +53,7 @@ class JsonPath:
 
     @property
     def selects_all(self) -> bool:
-        """Whether it is just `$`."""
+        """True if it is just `$`."""
         return not self._steps
 
     def select(self, value: Any) -> Any:

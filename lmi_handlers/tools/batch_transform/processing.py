@@ -15,7 +15,7 @@ from lmi_handlers.core.errors import LMIError
 from lmi_handlers.tools.batch_transform.settings import CSV, Settings
 
 INPUT, OUTPUT = "SageMakerInput", "SageMakerOutput"
-"""Where the joined object has the output, and an input that is no object itself."""
+"""The keys of a joined object for the output, and for an input that is no object itself."""
 
 
 class BadRecord(LMIError):

@@ -1,4 +1,4 @@
-"""What a transform job does: the parameters of SageMaker's CreateTransformJob, under its names and with its limits.
+"""The settings of a transform job: the parameters of SageMaker's CreateTransformJob, under its names and with its limits.
 
 Source: the API reference of CreateTransformJob and of its types TransformInput, TransformOutput, DataProcessing and
 ModelClientConfig.
@@ -33,7 +33,7 @@ MAX_TRANSFORM_MB = 100
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says. None stands for the default, which may depend on the other choices and the server."""
+    """The options of the command line. None stands for the default, which may depend on the other choices and the server."""
 
     content_type: str | None = None
     accept: str | None = None
@@ -53,7 +53,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutionParameters(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """What a container answers on `/execution-parameters`. The defaults are SageMaker's for containers without it.
+    """A container's answer on `/execution-parameters`. The defaults are SageMaker's for containers without it.
 
     A payload of 0 stands for as much as a job may have.
     """
@@ -69,10 +69,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str
     accept: str | None
     several: bool
-    """Whether a request may have several records."""
+    """True if a request may have several records."""
     split_type: SplitType
     lines: bool
-    """Whether each record's output is a line."""
+    """True if each record's output is a line."""
     gzip: bool
     max_payload: int
     max_concurrent: int
@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int
     timeout: int
     in_place: bool
-    """Whether a record that fails has its error in the place of its output. Otherwise its file fails."""
+    """True if a record that fails has its error in the place of its output. Otherwise its file fails."""
 
     @property
     def media_type(self) -> str:
@@ -92,7 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes_data(self) -> bool:
-        """Whether records and outputs are read, and not just passed on."""
+        """True if records and outputs are read, and not just passed on."""
         return self.join or self.input_filter is not None or self.output_filter is not None
 
 

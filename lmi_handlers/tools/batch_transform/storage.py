@@ -1,4 +1,4 @@
-"""Where a job's inputs come from and its outputs go to: local files and folders, or S3."""
+"""A job's inputs and outputs: local files and folders, or S3."""
 
 from __future__ import annotations
 

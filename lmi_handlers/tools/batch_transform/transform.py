@@ -107,7 +107,7 @@ class Transform:
             yield from self._outputs(run[middle:])
 
     def _keeps(self, answer: HttpResponse) -> bool:
-        """Whether an answer to several records is kept as it is, because it has a format of its own."""
+        """True if an answer to several records is kept as it is, because it has a format of its own."""
         return not self._settings.lines and answer.content_type not in JSON_LINES
 
     def _line(self, answer: HttpResponse) -> bytes:

@@ -35,7 +35,7 @@ class Timing(msgspec.Struct):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send, where and how much of it.
+    """The load: requests, their number and the server.
 
     Without `gaps` the loop is closed: `concurrency` clients each send a request when the last one is answered. With
     `gaps`, seconds between arrivals, it is open: requests are sent when their time has come, whatever is unanswered, but

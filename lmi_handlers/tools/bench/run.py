@@ -25,7 +25,7 @@ _GOODPUT = ("ttft", "tpot", "e2el")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `lmi bench` was asked for. `rate` is requests per second; without it, the loop is closed."""
+    """The options of `lmi bench`. `rate` is requests per second; without it, the loop is closed."""
 
     url: str
     api: str

@@ -1,4 +1,4 @@
-"""What is sent, and when: prompts and answers of given lengths, arriving one after another or at a rate."""
+"""The requests and their times: prompts and answers of given lengths, arriving one after another or at a rate."""
 
 from __future__ import annotations
 

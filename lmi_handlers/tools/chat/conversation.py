@@ -1,4 +1,4 @@
-"""What has been said in a chat, and the parameters of its requests."""
+"""The turns of a chat, and the parameters of its requests."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True):
-    """How an API is asked for a stream, and read. `read` returns None for records of other APIs.
+    """The requests for a stream of an API, and the reader of its records. `read` returns None for records of other APIs.
 
     `stop` is the name of the parameter with texts that end an answer. `on_endpoints` is true if SageMaker's only route,
     `/invocations`, knows the API's bodies. `measured` are the parameters with which answers are greedy and tell their

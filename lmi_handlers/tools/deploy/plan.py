@@ -15,7 +15,7 @@ from lmi_handlers.tools.deploy.run import IN_SERVICE
 
 
 class Existing(msgspec.Struct, frozen=True):
-    """What of a deployment exists before it is made: its endpoint's configuration, and the names of components.
+    """The parts of a deployment that exist before it is made: its endpoint's configuration, and the names of components.
 
     `scales` says that the endpoint's instances scale, and `policies` has the names of all scaling policies.
     """

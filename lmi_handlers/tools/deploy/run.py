@@ -90,7 +90,7 @@ def _perform(aws: Aws, call: AwsCall) -> AwsCall | None:
             return None
         if not _is_done(aws, call):
             raise
-        show(f"  done all the same: {refused.message}")
+        show(f"  already done: {refused.message}")
     return None if is_change else inverse(call)
 
 
@@ -141,7 +141,7 @@ def _left(aws: Aws, deletion: AwsCall) -> str:
 
 
 def delete(aws: Aws, deletion: AwsCall) -> None:
-    """Delete something, and wait for that where it takes time. What is missing already is no error. Raises `Refused`."""
+    """Delete a resource, and wait until it is gone where that takes time. A missing one is no error. Raises `Refused`."""
     show(f"{deletion.api_name} {deletion.subject}")
     try:
         aws(deletion)
