@@ -48,6 +48,7 @@ from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.api_keys import KEY, ApiKeys
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
+from lmi_handlers.web.bidirectional import add_bidirectional_route
 from lmi_handlers.web.connection import local_port
 from lmi_handlers.web.dispatcher import Dispatcher
 from lmi_handlers.web.front_end_errors import FrontEndErrors
@@ -93,6 +94,7 @@ def create_app() -> ModelApp | Dispatcher:
     bodies = ArrivingBodies.of(configuration.properties.max_request_size)
     app = model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
     app.wsgi_app = PathReader(app.wsgi_app)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
+    add_bidirectional_route(app, configuration.properties)
     _add_pages(app, configuration)
     return app
 
@@ -241,6 +243,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     apis = ServedApis(Context(properties=properties)).apis.values()
     front = store_front_app(apps, access, apis, bodies, limit)
     add_store_routes(front, routes.always, apps, properties)
+    add_bidirectional_route(front, properties)
     add_store_routes(front, routes.management, apps, properties, may_manage)
     pages = shown_pages(settings, properties, os.environ)
     dispatcher = Dispatcher(

@@ -37,6 +37,9 @@ _READING = ("GET", "HEAD", "OPTIONS")
 _MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)|/console/data(/|$)")
 """Paths that show where files are, or who asked for what."""
 
+BIDIRECTIONAL_STREAM = "/invocations-bidirectional-stream"
+"""The path of the WebSocket, which begins with a GET. Browsers open one to any server, and let the page read from it."""
+
 _OPTION = "cors_allowed_origin (CORS_ALLOW_ORIGIN)"
 
 
@@ -160,7 +163,7 @@ class AccessControl:
 
 def needs_permission(method: str, path: str) -> bool:
     """Tell whether a request needs the API key, and must not come from another site's page."""
-    return method not in _READING or _MANAGES.match(path) is not None
+    return method not in _READING or _MANAGES.match(path) is not None or path.rstrip("/") == BIDIRECTIONAL_STREAM
 
 
 def _given_keys() -> Iterator[bytes]:

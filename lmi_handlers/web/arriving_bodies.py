@@ -36,26 +36,49 @@ class ArrivingBodies:
         It is read in pieces, because a body that arrives fast would otherwise block the event loop until complete.
         """
         body = io.BytesIO()  # its getvalue() does not copy
-        self._count(bodies=1)
-        try:
+        with self.arriving() as held:
             while piece := stream.read(_PIECE):
                 body.write(piece)
-                self._count(size=len(piece))
-                self._check(body.tell())
+                held.add(len(piece))
                 if len(piece) == _PIECE:
                     give_way()
             return body.getvalue()
-        finally:
-            self._count(bodies=-1, size=-body.tell())
 
-    def _count(self, bodies: int = 0, size: int = 0) -> None:
+    def arriving(self) -> ArrivingBody:
+        """Return a context that counts one incomplete body."""
+        return ArrivingBody(self)
+
+    def count(self, bodies: int = 0, size: int = 0) -> None:
+        """Add to what is held."""
         with self._lock:
             self._bodies += bodies
             self._held += size
 
-    def _check(self, size: int) -> None:
+    def check(self, size: int) -> None:
+        """Raise `QueueFull` if a body of which `size` bytes have arrived takes too much of the room."""
         if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
             raise QueueFull(
                 f"no room for a large request body: {self._bodies} bodies with {self._held >> 20} MiB are arriving",
                 code="large_bodies_arriving",
             )
+
+
+class ArrivingBody:
+    """One incomplete body, of which bytes are counted as they arrive."""
+
+    def __init__(self, bodies: ArrivingBodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+
+    def __enter__(self) -> ArrivingBody:
+        self._bodies.count(bodies=1)
+        return self
+
+    def add(self, size: int) -> None:
+        """Count `size` more bytes. Raises `QueueFull`."""
+        self._size += size
+        self._bodies.count(size=size)
+        self._bodies.check(self._size)
+
+    def __exit__(self, *error: object) -> None:
+        self._bodies.count(bodies=-1, size=-self._size)

@@ -7,6 +7,7 @@ It wraps any socket with timeouts and depends on neither gevent nor gunicorn. Th
     head      part of the head has arrived               `client_timeout` seconds in all, then `HeadTimeout`
     body      head complete, not answered yet            `client_timeout` seconds without a byte, then `TimeoutError`
     rest      answered, but the body was not all read    5 seconds without a byte, 30 in all, then the connection closes
+    frames    a WebSocket, until it closes               `client_timeout` seconds without a byte, then `TimeoutError`
 
 A body and each write must also keep up an average of `MIN_RATE`. Each byte extends the deadline, but never to more than
 `client_timeout` seconds from now, so a client that was fast for a moment cannot be slow for hours. A client that reads
@@ -62,6 +63,7 @@ class _Phase(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     REST = enum.auto()
+    FRAMES = enum.auto()
 
 
 Waiting = dict["ClientSocket", float]
@@ -78,6 +80,8 @@ class ClientSocket:
         self._waiting = waiting
         self._closing = False
         self._is_writing = False
+        self._is_busy = False
+        self._farewell = b""
         self._begin(_Phase.IDLE, limits.client_timeout)
         self._begin_answer()
         if sock.family != socket.AF_UNIX:
@@ -115,6 +119,19 @@ class ClientSocket:
         """
         self._begin(_Phase.REST, _REST_LIMIT)
 
+    def begin_frames(self, farewell: bytes) -> None:
+        """Let reads and writes overlap from now on. `farewell` is what a client is sent before it is cut off for silence."""
+        self._farewell = farewell
+        self._begin(_Phase.FRAMES, math.inf)
+
+    def set_busy(self, busy: bool) -> None:
+        """Say whether the server is answering. Then a `recv` that waits does not mean that the client is waited for."""
+        self._is_busy = busy
+        if busy:
+            self._waiting.pop(self, None)
+        elif self._phase is _Phase.FRAMES and not self._closing:
+            self._waiting[self] = time.monotonic()
+
     def _begin(self, phase: _Phase, limit: float) -> None:
         self._phase = phase
         self._read_deadline = time.monotonic() + limit
@@ -147,14 +164,17 @@ class ClientSocket:
         patience = self._read_deadline - now
         if self._phase is _Phase.REST:
             patience = min(patience, _REST_SILENCE)
+        elif self._phase is _Phase.FRAMES:
+            patience = self._limits.client_timeout
         self._sock.settimeout(max(patience, _SHORTEST))
-        self._waiting[self] = now
+        if not self._is_busy:
+            self._waiting[self] = now
         try:
             data = self._sock.recv(size, *flags)
         except TimeoutError:
             if self._phase is _Phase.HEAD:
                 raise HeadTimeout from None
-            if self._phase is _Phase.BODY:
+            if self._phase in (_Phase.BODY, _Phase.FRAMES):
                 raise
             return b""
         except OSError:
@@ -262,6 +282,16 @@ class ClientSocket:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def give_up(self) -> None:
+        """End the connection of a client that has been silent for long. A WebSocket's is told, if it reads."""
+        if not self._farewell or self._is_writing:
+            self.cut()
+            return
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(0)
+            self._sock.send(self._farewell)
+        self.hang_up()
+
     def cut(self) -> None:
         """Hang up and have the kernel discard what the client has not read."""
         with contextlib.suppress(OSError):
@@ -278,4 +308,5 @@ class ClientSocket:
                 self._sock.shutdown(socket.SHUT_WR)
                 while self.recv(1 << 16):
                     pass
+        self._waiting.pop(self, None)
         self._sock.close()

@@ -29,7 +29,7 @@ REFUSAL = "lmi.refusal"
 """In the WSGI environment: the `Refusal` that the front application answers with."""
 
 _OF_SERVER = re.compile(
-    r"/(ping|health|metrics|endpoints/.*|v1/models(/.*)?|models(/(?!.*/(invoke|adapters)(/|$)).*)?)/?"
+    r"/(ping|health|metrics|invocations-bidirectional-stream|endpoints/.*|v1/models(/.*)?|models(/(?!.*/(invoke|adapters)(/|$)).*)?)/?"
 )
 """Paths that are not about one model. Those of adapters belong to their model."""
 _NAMED = re.compile(r"/(?:predictions|models)/([^/]+)(?:/|$)")

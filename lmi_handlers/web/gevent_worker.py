@@ -108,7 +108,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         now = time.monotonic()
         for sock, since in list(self._waiting.items()):
             if sock.in_request and now - since >= seconds:
-                sock.cut()
+                sock.give_up()
 
     def _make_room(self) -> None:
         oldest = next((sock for sock in self._waiting if not sock.has_input()), None)

@@ -64,6 +64,7 @@ PAGES = {
         replaced={"s3://bucket/": "s3://my-bucket/"},
         s3={"in/a.jsonl": HELLO},
     ),
+    "docs/bidirectional.md": Setting("echo_server"),
     "docs/chat.md": Setting("echo_server", replaced={"lmi chat": "lmi chat --url http://127.0.0.1:8080"}),
     "docs/custom-attributes.md": Setting(f"{ECHO}option.custom_attributes=trace,tenant\n"),
     "docs/deploy.md": Setting("echo_server", {"my-model/config.json": CONFIG}),

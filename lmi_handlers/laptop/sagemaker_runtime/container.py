@@ -21,7 +21,7 @@ from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 from lmi_handlers.laptop.sagemaker_runtime.errors import TIMED_OUT, ModelError
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.web.access_control import ADMITTED
+from lmi_handlers.web.inner_request import SAGEMAKER_HEADERS, inner_environ
 
 INVOKE_TIME_LIMIT = 60.0
 STREAM_TIME_LIMIT = 480.0
@@ -29,8 +29,6 @@ STREAM_TIME_LIMIT = 480.0
 
 INVOCATIONS = "/invocations"
 
-_ENVIRON_PREFIX = "HTTP_X_AMZN_SAGEMAKER_"
-_TRANSPORT = ("HTTP_HOST", "HTTP_TRANSFER_ENCODING")
 _RENAMED = {"x-amzn-sagemaker-session-id": PREFIX + "New-Session-Id"}
 _TCP_ESTABLISHED, _TCP_CLOSE = 1, 7  # in the first byte of Linux's struct tcp_info
 
@@ -132,21 +130,15 @@ def container_environ(
 
     SageMaker passes on only Content-Type, Accept and its own headers. The body and the connection stay the client's.
     """
-    derived = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith("HTTP_") or name.startswith(_ENVIRON_PREFIX) or name in _TRANSPORT
-    }
-    derived.pop(_ENVIRON_PREFIX + "ACCEPT", None)
+    derived = inner_environ(environ, path)
+    derived.pop(SAGEMAKER_HEADERS + "ACCEPT", None)
     if accept is not None:
         derived["HTTP_ACCEPT"] = accept
     if api is not None:
-        derived[_ENVIRON_PREFIX + "FORWARDED_API"] = api
-    if adapter := _adapter(derived.get(_ENVIRON_PREFIX + "INFERENCE_COMPONENT")):
-        derived[_ENVIRON_PREFIX + "ADAPTER_IDENTIFIER"] = adapter
-    derived["PATH_INFO"] = derived["RAW_URI"] = path
+        derived[SAGEMAKER_HEADERS + "FORWARDED_API"] = api
+    if adapter := _adapter(derived.get(SAGEMAKER_HEADERS + "INFERENCE_COMPONENT")):
+        derived[SAGEMAKER_HEADERS + "ADAPTER_IDENTIFIER"] = adapter
     derived["QUERY_STRING"] = ""
-    derived[ADMITTED] = True
     if "gunicorn.socket" in derived:
         derived["gunicorn.socket"] = ContainerSocket(derived["gunicorn.socket"], deadline)
     return derived

@@ -100,8 +100,8 @@ class _Admission:
 
 def _refuse(endpoint: str) -> Response:
     raise validation_error(
-        f"InvokeEndpointWithBidirectionalStream is not supported for endpoint {endpoint}: it needs HTTP/2 and a container "
-        "that takes web sockets. Use InvokeEndpointWithResponseStream."
+        f"InvokeEndpointWithBidirectionalStream is not supported for endpoint {endpoint}: it needs HTTP/2. "
+        "Open a WebSocket at /invocations-bidirectional-stream, as SageMaker does, or use InvokeEndpointWithResponseStream."
     )
 
 

@@ -21,6 +21,7 @@ def test_image_starts_like_on_sagemaker() -> None:
     assert json.loads(instructions["CMD"]) == ["serve"]
     assert instructions["LABEL"].replace("\\\n", "").split() == [
         "com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true",
+        "com.amazonaws.sagemaker.capabilities.bidirectional-streaming=true",
         "com.amazonaws.sagemaker.capabilities.multi-models=true",
     ]
     assert instructions["EXPOSE"] == "8080"

@@ -1,0 +1,221 @@
+"""A WebSocket (RFC 6455) on the connection of a request that gunicorn has read.
+
+The library `websockets` has the protocol and does no I/O. Here is the I/O, within the server's limits: one thread reads,
+any thread may write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from websockets.exceptions import WebSocketException
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.web.arriving_bodies import ArrivingBodies, ArrivingBody
+from lmi_handlers.web.client_socket import MIN_RATE
+
+_PIECE = 1 << 16
+_HANDSHAKE = ("HOST", "UPGRADE", "CONNECTION", "SEC_WEBSOCKET_KEY", "SEC_WEBSOCKET_VERSION")
+_GOING_AWAY = Frame(Opcode.CLOSE, CloseCode.GOING_AWAY.to_bytes(2, "big")).serialize(mask=False)
+
+_quiet = logging.Logger("websockets.server", logging.CRITICAL)  # a client's mistakes are no news
+
+
+class Refused(Exception):
+    """The request is no valid handshake. `status` is that of the answer, with `headers`."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class WebSocket:
+    """The server's side of a WebSocket. The constructor checks the handshake, and raises `Refused`; `open` answers it.
+
+    Messages have at most `max_size` bytes. `bodies` limits what all incomplete messages of this worker hold. A client that
+    is silent for `patience` seconds gets a ping, and is gone after as long again.
+    """
+
+    def __init__(self, environ: Mapping[str, Any], bodies: ArrivingBodies, max_size: int, patience: float) -> None:
+        self._sock = environ["gunicorn.socket"]
+        self._bodies = bodies
+        self._patience = patience
+        self._writing = threading.Lock()
+        self._protocol = ServerProtocol(max_size=max_size, logger=_quiet)
+        self._protocol.receive_data(_head(environ))
+        requests = self._protocol.events_received()
+        if not requests:
+            raise Refused(400, "the handshake of the WebSocket is malformed", {})
+        assert isinstance(requests[0], Request)  # noqa: S101  the first event of a server's side
+        self._answer = self._protocol.accept(requests[0])
+        if self._answer.status_code != 101:
+            offered = {name: value for name, value in self._answer.headers.raw_items() if name in ("Upgrade", "Allow")}
+            raise Refused(self._answer.status_code, str(self._protocol.handshake_exc), offered)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._protocol.state is State.OPEN
+
+    def open(self) -> None:
+        """Answer the handshake. Raises `OSError` if the client has left."""
+        with self._writing:
+            self._protocol.send_response(self._answer)
+            self._flush()
+        if hasattr(self._sock, "begin_frames"):
+            self._sock.begin_frames(_GOING_AWAY)
+        else:
+            self._sock.settimeout(self._patience)
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield each message, text or binary, until either side closes or the client has left."""
+        asked = False
+        message = _Message(self._bodies, self._patience)
+        with contextlib.closing(message):
+            while self.is_open:
+                try:
+                    data = self._sock.recv(_PIECE)
+                except BlockingIOError:
+                    continue  # woken for nothing while another thread wrote
+                except TimeoutError:
+                    if asked or message.has_begun:
+                        self.close(CloseCode.GOING_AWAY, "nothing has arrived for too long")
+                        return
+                    asked = True
+                    self._ping()
+                    continue
+                except OSError:
+                    data = b""
+                asked = False
+                yield from self._receive(data, message)
+                if not data:
+                    return
+
+    def _receive(self, data: bytes, message: _Message) -> Iterator[bytes]:
+        with self._writing:
+            if data:
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+            frames = self._protocol.events_received()
+            self._flush()  # pongs, and the answer to a close frame
+        try:
+            message.arrived(len(data))
+        except QueueFull as error:
+            self.close(CloseCode.TRY_AGAIN_LATER, str(error))
+            return
+        if message.is_slow:
+            self.close(CloseCode.POLICY_VIOLATION, "the message did not arrive in time (option.client_timeout)")
+            return
+        for frame in frames:
+            assert isinstance(frame, Frame)  # noqa: S101  there are no others after the handshake
+            if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+                message.add(bytes(frame.data))
+                if frame.fin:
+                    yield message.take()
+        if not self._protocol.reader.buffer:
+            message.pause()
+
+    def send(self, data: bytes, *, text: bool) -> None:
+        """Send a message. Raises `OSError` if the WebSocket is closed, or if the client reads too slowly."""
+        with self._writing:
+            if not self.is_open:
+                raise ConnectionResetError("the WebSocket is closed")
+            (self._protocol.send_text if text else self._protocol.send_binary)(data)
+            self._flush()
+
+    def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
+        """Send a close frame, unless one was sent or the client has left. `reason` is cut to what such a frame may have."""
+        with contextlib.suppress(OSError, WebSocketException), self._writing:
+            if self.is_open:
+                self._protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
+                self._flush()
+
+    def set_busy(self, busy: bool) -> None:
+        """Say whether the server is answering, so that the client is not waited for."""
+        if hasattr(self._sock, "set_busy"):
+            self._sock.set_busy(busy)
+
+    def limit_writes(self, deadline: float = math.inf) -> None:
+        """Stop writing at the monotonic time `deadline`, however slowly the client reads."""
+        if hasattr(self._sock, "limit_writes"):
+            self._sock.limit_writes(deadline)
+
+    def _ping(self) -> None:
+        with contextlib.suppress(OSError), self._writing:
+            self._protocol.send_ping(b"")
+            self._flush()
+
+    def _flush(self) -> None:
+        if data := b"".join(self._protocol.data_to_send()):
+            self._sock.sendall(data)
+
+
+class _Message:
+    """The message that is arriving: its frames so far, counted among the bodies of this worker."""
+
+    def __init__(self, bodies: ArrivingBodies, patience: float) -> None:
+        self._bodies = bodies
+        self._patience = patience
+        self._parts: list[bytes] = []
+        self._held: ArrivingBody | None = None
+        self._began = 0.0
+        self._size = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether bytes have arrived since the last complete message."""
+        return self._held is not None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has kept up less than `MIN_RATE` for longer than the client may be silent."""
+        return self.has_begun and time.monotonic() > self._began + self._patience + self._size / MIN_RATE
+
+    def arrived(self, size: int) -> None:
+        """Count bytes before they are looked at. Raises `QueueFull`."""
+        if self._held is None:
+            self._held = self._bodies.arriving().__enter__()
+            self._began, self._size = time.monotonic(), 0
+        self._size += size
+        self._held.add(size)
+
+    def add(self, data: bytes) -> None:
+        """Add the data of a frame."""
+        self._parts.append(data)
+
+    def take(self) -> bytes:
+        """Return the complete message, and begin the next one."""
+        message = b"".join(self._parts)
+        self._parts.clear()
+        self.close()
+        return message
+
+    def pause(self) -> None:
+        """Nothing of a frame is left. Count what has arrived no more if it was no data, such as a ping."""
+        if not self._parts:
+            self.close()
+
+    def close(self) -> None:
+        """Count it no more."""
+        if self._held is not None:
+            self._held.__exit__()
+            self._held = None
+
+
+def _head(environ: Mapping[str, Any]) -> bytes:
+    """Return the head of the request with the headers that a handshake has. gunicorn has checked their characters."""
+    names = {name: f"HTTP_{name}" for name in _HANDSHAKE}
+    lines = [f"{name.replace('_', '-')}: {environ[key]}" for name, key in names.items() if key in environ]
+    return "\r\n".join([f"{environ['REQUEST_METHOD']} / HTTP/1.1", *lines, "", ""]).encode("latin-1")
