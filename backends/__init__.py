@@ -22,6 +22,7 @@ BACKENDS: dict[str, str] = {
     "vllm": "backends.vllm:DECLARATION",
     "lmi_dist": "backends.lmi_dist:DECLARATION",
     "tensorrt_llm": "backends.tensorrt_llm:DECLARATION",
+    "remote": "backends.remote:DECLARATION",
 }
 
 ENTRY_POINT_GROUP = "lmi_handlers.backends"

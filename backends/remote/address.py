@@ -1,0 +1,30 @@
+"""Where the remote engine listens."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from backends.remote.options import KEY_VARIABLE
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import redacted
+
+
+def engine_url(text: str | None) -> str:
+    """Return the URL before the paths of the remote's protocol. Raises `ConfigError` if it is none."""
+    if text is None:
+        raise ConfigError("option.engine_url is missing: the remote backend needs the address of its engine")
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        valid = False
+    shown = redacted(text)
+    if not valid or not text.isprintable() or " " in text:
+        raise ConfigError(f"option.engine_url has value {shown!r}: must be http://host:port or https://host:port")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"option.engine_url has value {shown!r}: must have no password; set {KEY_VARIABLE} in the environment"
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError(f"option.engine_url has value {shown!r}: must end with the host, the port or a path")
+    return text.rstrip("/")

@@ -1,0 +1,135 @@
+"""The adapter for remote engines: capabilities, requests, health."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from backends.base import Backend, ModelFiles
+from backends.max_model_len import choose_max_model_len
+from backends.remote import DECLARATION
+from backends.remote.address import engine_url
+from backends.remote.client import Client
+from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOptions
+from backends.remote.protocol import Description, Protocol, Sequence
+from backends.remote.start import compare_tokenizer, find_protocol
+from backends.remote.streams import EventLoop, Streams
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.errors import EngineDead
+from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
+
+logger = logging.getLogger(__name__)
+
+_WAIT = 0.01
+
+
+class RemoteBackend(Backend):
+    """Sends each sequence to the remote, which batches them itself, and collects the outputs."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        client: Client,
+        protocol: Protocol,
+        description: Description,
+        model: ModelFiles,
+        properties: ServingProperties,
+    ) -> None:
+        """Start to look at the remote's health. Raises `ConfigError` if `option.max_model_len` is too large."""
+        self._loop = loop
+        self._client = client
+        self._protocol = protocol
+        self._eos_token_ids = model.eos_token_ids
+        self._url = properties.options_of(RemoteOptions).engine_url
+        self._capabilities = Capabilities(
+            backend=DECLARATION.name,
+            max_model_len=choose_max_model_len(description.max_model_len, properties.max_model_len),
+            max_num_seqs=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
+            vocab_size=model.vocab_size,
+            max_logprobs=protocol.max_logprobs,
+            max_prompt_logprobs=protocol.max_prompt_logprobs,
+            unsupported=(*DECLARATION.unsupported, *protocol.unsupported),
+            takes_cache_salt=protocol.takes_cache_salt,
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._streams = Streams(loop, client, protocol, vocab_size=model.vocab_size, patience=properties.stall_timeout)
+
+    @classmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> RemoteBackend:
+        """Wait for the remote. Raises `ConfigError` if it is not what the options say."""
+        options = properties.options_of(RemoteOptions)
+        url = engine_url(options.engine_url)
+        report(LoadPhase.RESOURCES)
+        loop = EventLoop()
+        client = loop.run(_connect(url))
+        protocol, description = loop.run(find_protocol(client, options.engine_protocol, url, report))
+        report(LoadPhase.CHECKING)
+        if model.path is not None:
+            loop.run(compare_tokenizer(client, protocol, description, model.path))
+        logger.info(
+            "remote engine found", extra={"url": url, "protocol": protocol.title, "engine_model": description.model}
+        )
+        return cls(loop, client, protocol, description, model, properties)
+
+    @classmethod
+    def check_options(cls, properties: ServingProperties) -> None:
+        """Check the address."""
+        engine_url(properties.options_of(RemoteOptions).engine_url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the protocol has, within the limits that the remote states."""
+        return self._capabilities
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Start a sequence. What the remote says to it comes with its first output."""
+        params = request.sampling_params
+        room = self._capabilities.max_model_len - len(request.prompt.token_ids)
+        sequence = Sequence(
+            request,
+            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)),
+        )
+        self._streams.start(sequence, self._protocol.body(sequence))
+        self._sequences[request.request_id] = sequence
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence at the remote. `step` drops outputs that are already here."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._streams.abort(sequence)
+
+    def step(self) -> list[TokenOutput]:
+        """Return the outputs since the last call. Waits briefly if there are none."""
+        outputs = []
+        for sequence, output in self._streams.receive(_WAIT if self._sequences else 0):
+            request_id = sequence.request.request_id
+            if self._sequences.get(request_id) is not sequence:
+                continue
+            if output.finish_reason is not None:
+                del self._sequences[request_id]
+            outputs.append(output)
+        return outputs
+
+    @property
+    def progress(self) -> int:
+        """Changes while the remote answers questions about its health, for some minutes without a token."""
+        return self._streams.progress
+
+    def check_health(self) -> None:
+        """Raise `EngineDead` if the remote is gone, or does not answer any more."""
+        if self._streams.death:
+            raise EngineDead(f"the remote engine at {self._url} is gone: {self._streams.death}")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._loop.run(self._client.close())
+        self._loop.close()
+
+
+async def _connect(url: str) -> Client:
+    return Client(url, os.environ.get(KEY_VARIABLE) or None)

@@ -1,0 +1,138 @@
+"""HTTP to the remote engine. Nothing that it sends is trusted: every read has a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+
+MAX_EVENT = 1 << 20
+"""Bytes of one event of a stream: some tokens with their log probabilities."""
+
+MAX_ANSWER = 8 << 20
+"""Bytes of an answer about the remote itself, which may contain its chat template."""
+
+_CONNECT_SECONDS = 10.0
+_LONGEST_MESSAGE = 400
+
+ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+"""What is raised if the remote is not there, or no longer."""
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    body: bytes
+
+
+class Client:
+    """A session with one remote. Made and used in an event loop. `key` is the remote's, None if it wants none."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"Accept-Encoding": "identity"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        self._url = url
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            auto_decompress=False,  # a few compressed bytes may be many
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def ask(self, path: str, body: Any = None, *, seconds: float, longest: int = MAX_ANSWER) -> Answer:
+        """Return the answer to a GET, or to a POST of `body` as JSON.
+
+        Raises one of `ConnectionFailed`, or `RequestFailed` for an answer with more than `longest` bytes.
+        """
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        async with self._request(path, body, timeout=timeout) as response:
+            return Answer(response.status, await _read(response, longest))
+
+    async def answer(self, path: str, body: Any, *, longest: int) -> bytes:
+        """Return the whole answer to a request that generates. Raises as `events` does."""
+        async with self._request(path, body) as response:
+            await _check(response)
+            return await _read(response, longest)
+
+    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
+        """Yield the data of each event of a stream.
+
+        Raises one of `ConnectionFailed`, `InvalidRequest` if the remote says that the request is wrong, and
+        `RequestFailed` for any other status and for what is not a stream of events.
+        """
+        async with self._request(path, body) as response:
+            await _check(response)
+            if response.content_type != "text/event-stream":
+                raise RequestFailed(f"the remote engine answered with {response.content_type[:100]}, not with events")
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_EVENT:
+                    raise RequestFailed(f"the remote engine sent an event with more than {MAX_EVENT} bytes")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+
+    def _request(self, path: str, body: Any, **options: Any) -> Any:
+        if body is None:
+            return self._session.get(self._url + path, allow_redirects=False, **options)
+        headers = {"Content-Type": "application/json"}
+        data = msgspec.json.encode(body)
+        return self._session.post(self._url + path, data=data, headers=headers, allow_redirects=False, **options)
+
+
+async def _read(response: aiohttp.ClientResponse, longest: int) -> bytes:
+    parts, size = [], 0
+    async for chunk in response.content.iter_any():
+        parts.append(chunk)
+        size += len(chunk)
+        if size > longest:
+            raise RequestFailed(f"the remote engine sent an answer with more than {longest} bytes")
+    return b"".join(parts)
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    """Raise an error unless the remote has accepted the request."""
+    if response.status == 200:
+        return
+    message = error_message(await _read(response, MAX_ANSWER))
+    if response.status in (400, 413, 422):
+        raise InvalidRequest(f"the remote engine rejected the request: {message}")
+    raise RequestFailed(f"the remote engine answered with status {response.status}: {message}")
+
+
+def error_message(body: bytes) -> str:
+    """Return what an error says, on one line: `error.message`, `error`, `message` or `detail`, else the body itself."""
+    found: Any = None
+    try:
+        found = msgspec.json.decode(body)
+        for name in ("error", "message", "detail"):
+            if isinstance(found, dict) and name in found:
+                found = found[name]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        pass
+    return one_line(found if isinstance(found, str) and found else body.decode("utf-8", "replace"))
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of what the remote has written, as it may stand in a log line."""
+    words = " ".join(text[: 2 * _LONGEST_MESSAGE].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return (shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]}...") or "no message"
+
+
+def reason(error: BaseException) -> str:
+    """Return why a connection failed, on one line."""
+    return one_line(str(error) or type(error).__name__)

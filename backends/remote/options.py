@@ -1,0 +1,31 @@
+"""The options that only remote engines have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from lmi_handlers.config.option import Option
+
+DEFAULT_BATCH_SIZE = 256
+"""The remote engine decides how many of these it runs at the same time."""
+
+KEY_VARIABLE = "LMI_ENGINE_KEY"
+"""The environment variable with the remote engine's key."""
+
+
+class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the remote engine is, and how it is spoken to."""
+
+    engine_url: Annotated[
+        str | None,
+        Option(
+            "URL of the remote engine, such as `http://10.0.0.7:8000` (see [remote.md](remote.md)). If it wants a key, set "
+            f"`{KEY_VARIABLE}` in the environment."
+        ),
+    ] = None
+    engine_protocol: Annotated[
+        Literal["auto", "vllm"],
+        Option("Protocol of the remote engine. `auto` asks it what it is."),
+    ] = "auto"

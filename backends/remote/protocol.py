@@ -1,0 +1,111 @@
+"""What every protocol of a remote engine is to the rest of this folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from backends.remote.client import Answer, Client, error_message
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+Reader = Callable[[bytes], TokenOutput | None]
+"""Turns an event of one sequence into its output, None if the event has none."""
+
+ASKING = 10.0
+"""Seconds within which a remote says something about itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """A sequence as it is asked for. `max_tokens` is the limit that applies, `stop_token_ids` has the ids that end it."""
+
+    request: TokenRequest
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def params(self) -> SamplingParams:
+        """What the request asks of the sampler."""
+        return self.request.sampling_params
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens."""
+        return self.request.prompt.token_ids
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a remote says about itself. `max_model_len` and `max_num_seqs` are None if it does not say."""
+
+    model: str
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+
+
+class Protocol(ABC):
+    """How one kind of server is asked for tokens. It has no state, and knows nothing of connections.
+
+    `unsupported` and `max_logprobs` are those of `Capabilities`.
+    """
+
+    title: ClassVar[str]
+    path: ClassVar[str]
+    health: ClassVar[str] = "/health"
+    unsupported: ClassVar[tuple[str, ...]] = ()
+    max_logprobs: ClassVar[int]
+    max_prompt_logprobs: ClassVar[int | None] = None
+    takes_cache_salt: ClassVar[bool] = False
+
+    @abstractmethod
+    async def describe(self, client: Client) -> Description | None:
+        """Ask a server that answers what it serves. Returns None if it speaks another protocol.
+
+        Raises one of `ConnectionFailed`, and `ConfigError` for a server that speaks the protocol but does not generate.
+        """
+
+    @abstractmethod
+    async def tokenize(self, client: Client, text: str) -> list[int] | None:
+        """Return the remote's tokens of a text, without special ones, or None if it does not say."""
+
+    @abstractmethod
+    def body(self, sequence: Sequence) -> dict[str, Any]:
+        """Return the body of the request. Raises `InvalidRequest`."""
+
+    @abstractmethod
+    def reader(self, sequence: Sequence) -> Reader:
+        """Return what reads the events of the answer, or the answer itself if it is not streamed.
+
+        It raises `RequestError` for an error that the remote has sent, and `msgspec.MsgspecError` or `ValueError` for
+        what is not the protocol's.
+        """
+
+    def longest_answer(self, sequence: Sequence) -> int | None:  # noqa: ARG002  for overrides
+        """Return how many bytes an answer that is not streamed may have, or None if it is streamed."""
+        return None
+
+
+def read(answer: Answer, kind: type[T]) -> T | None:
+    """Return the answer, None if it has another status or another form."""
+    if answer.status != 200:
+        return None
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def check_key(answer: Answer, variable: str) -> None:
+    """Raise `ConfigError` if the remote does not accept the key."""
+    if answer.status in (401, 403):
+        raise ConfigError(
+            f"option.engine_url: the remote engine refuses the key in {variable}: {error_message(answer.body)}"
+        )

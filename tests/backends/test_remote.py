@@ -1,0 +1,241 @@
+"""The remote backend against a server that counts, and that misbehaves if it is asked to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import token_server as faults
+from serving_properties import serving_properties
+from token_server import VOCAB_SIZE, TokenServer
+from waiting import wait_until
+
+from backends.base import ModelFiles
+from backends.remote.backend import RemoteBackend
+from backends.remote.options import KEY_VARIABLE
+from lmi_handlers.core.errors import ConfigError, EngineDead
+from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.testing.driver import Driver, tokens
+
+FILES = ModelFiles(path=None, eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def remote() -> Iterator[TokenServer]:
+    server = TokenServer()
+    yield server
+    server.stop()
+
+
+def load(url: str, files: ModelFiles = FILES, **options: Any) -> RemoteBackend:
+    return RemoteBackend.load(files, serving_properties(engine_url=url, **options), lambda phase: None)
+
+
+@pytest.fixture
+def backend(remote: TokenServer) -> Iterator[RemoteBackend]:
+    backend = load(remote.url)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def driver(backend: RemoteBackend) -> Driver:
+    return Driver(backend, FILES.eos_token_ids, patience=60.0)
+
+
+def failure(backend: RemoteBackend, prompt: list[int], **params: Any) -> tuple[str, bool]:
+    """Run a sequence that fails. Returns why, and whether the client is to blame."""
+    sampling_params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | params)
+    backend.add_request(TokenRequest(request_id="fails", prompt=EncodedPrompt(prompt), sampling_params=sampling_params))
+    ends: list[Any] = []
+    wait_until(lambda: ends.extend(output for output in backend.step() if output.finish_reason) or ends)
+    (output,) = ends
+    assert (output.request_id, output.finish_reason) == ("fails", FinishReason.ERROR)
+    assert backend.step() == []
+    return output.error, output.invalid_request
+
+
+def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> None:
+    request = TokenRequest(
+        request_id="a",
+        prompt=EncodedPrompt([5, 6], cache_salt="pepper"),
+        sampling_params=SamplingParams(
+            max_tokens=3, seed=2**63 + 1, logprobs=2, stop_token_ids=(77,), bad_words=("no",), logit_bias={9: 1.5}
+        ),
+    )
+    driver.backend.add_request(request)
+    found: list[Any] = []
+    wait_until(lambda: found.extend(driver.backend.step()) or (found and found[-1].finish_reason))
+    assert [token for output in found for token in output.token_ids] == [7, 8, 9]
+    assert found[0].logprobs == [-0.5]
+    assert found[0].top_logprobs == [[(7, -0.5), (8, -1.5)]]
+    assert found[-1].finish_reason is FinishReason.LENGTH
+    (body,) = remote.bodies
+    params = body.pop("sampling_params")
+    assert body == {"token_ids": [5, 6], "stream": True, "cache_salt": "pepper"}
+    assert params == {
+        "max_tokens": 3,
+        "min_tokens": 0,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": False,
+        "seed": 1,
+        "logprobs": 3,
+        "logit_bias": {"9": 1.5},
+        "bad_words": ["no"],
+        "stop_token_ids": [77, 2],
+        "detokenize": False,
+    }
+
+
+def test_log_probabilities_of_a_prompt(remote: TokenServer, driver: Driver) -> None:
+    (output,) = driver.generate([5, 6, 7], prompt_logprobs=0, max_tokens=2)
+    assert output.prompt_logprobs == [None, -2.0, -2.0]
+    assert output.prompt_top_logprobs is None
+    assert output.token_ids == [8, 9]
+    assert remote.bodies[0]["stream"] is False
+
+
+def test_many_streams(remote: TokenServer, driver: Driver) -> None:
+    ids = [driver.add([number, 7 * number], max_tokens=20) for number in range(256)]
+    for number, outputs in enumerate(driver.finish(*ids)):
+        assert tokens(outputs) == list(range(7 * number + 1, 7 * number + 21))
+    assert remote.running == remote.abandoned == 0
+
+
+def test_abort_ends_the_sequence_at_the_remote(remote: TokenServer, driver: Driver) -> None:
+    hung = driver.add([faults.HANG, 5], max_tokens=40)
+    other = driver.add([8], max_tokens=10)
+    assert tokens(driver.finish(other)[0]) == list(range(9, 19))
+    wait_until(lambda: driver.step() or len(driver.outputs[hung]) == 1)
+    driver.abort(hung)
+    wait_until(lambda: remote.abandoned == 1)
+    assert driver.step() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (faults.DROP, "the connection to the remote engine broke: "),
+        (faults.RUBBISH, "broke vLLM's protocol: "),
+        (faults.WRONG_TYPE, "broke vLLM's protocol: Expected `int`, got `str` - at `$.choices[0].token_ids[0]`"),
+        (faults.WRONG_ID, "sent a token id that is not from 0 to 49151"),
+        (faults.NEGATIVE_ID, "sent a token id that is not from 0 to 49151"),
+        (faults.TOO_MANY, "sent more than 8 tokens"),
+        (faults.NO_END, "ended its answer before the sequence had ended"),
+        (faults.LONG_LINE, "sent an event with more than 1048576 bytes"),
+        (faults.EMPTY, "sends events without tokens"),
+        (faults.NOT_EVENTS, "answered with application/json, not with events"),
+        (faults.MOVED, "answered with status 307: no message"),
+        (faults.OVERLOADED, "answered with status 503: busy ?[31mxxx"),
+        (faults.ERROR_EVENT, "out of blocks"),
+        (faults.UNKNOWN_END, "ended the request: repetition of everything"),
+    ],
+)
+def test_misbehaviour_fails_one_request(driver: Driver, backend: RemoteBackend, fault: int, words: str) -> None:
+    cause, invalid = failure(backend, [fault, 5])
+    assert words in cause
+    assert len(cause) < 600
+    assert cause.isprintable()
+    assert not invalid
+    assert tokens(driver.generate([8], max_tokens=3)) == [9, 10, 11]
+    backend.check_health()
+
+
+def test_what_the_remote_rejects_is_the_clients_fault(backend: RemoteBackend) -> None:
+    assert failure(backend, [faults.REFUSED]) == ("the remote engine rejected the request: top_k is odd", True)
+
+
+def test_killed_remote(remote: TokenServer, backend: RemoteBackend, driver: Driver) -> None:
+    driver.add([faults.HANG, 5], max_tokens=40)
+    wait_until(driver.step)
+    remote.stop()
+    ends: list[Any] = []
+    wait_until(lambda: ends.extend(backend.step()) or ends)
+    assert "the connection to the remote engine broke" in ends[0].error
+
+    with pytest.raises(EngineDead, match=f"the remote engine at {remote.url} is gone: "):
+        wait_until(backend.check_health)
+
+
+@pytest.mark.parametrize("how", ["hangs", "sick"])
+def test_remote_that_hangs_or_fails(remote: TokenServer, how: str) -> None:
+    backend = load(remote.url, stall_timeout=1)
+    wait_until(lambda: backend.progress > 1)
+    setattr(remote, how, True)
+    with pytest.raises(EngineDead, match="has not answered for 1 s" if how == "hangs" else "has status 503"):
+        wait_until(backend.check_health)
+    backend.close()
+
+
+def test_remote_that_starts_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said: list[str] = []
+    properties = serving_properties(engine_url=f"http://127.0.0.1:{port}")
+    loaded: list[RemoteBackend] = []
+    thread = threading.Thread(target=lambda: loaded.append(RemoteBackend.load(FILES, properties, said.append)))
+    thread.start()
+    wait_until(lambda: len(said) > 1)
+    assert said[1].startswith(f"http://127.0.0.1:{port} does not answer yet: ")
+    server = TokenServer(port)
+    thread.join(60)
+    loaded[0].close()
+    server.stop()
+
+
+def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TokenServer(key="s3cret")
+    monkeypatch.setenv(KEY_VARIABLE, "wrong")
+    with pytest.raises(ConfigError, match=f"refuses the key in {KEY_VARIABLE}: Unauthorized"):
+        load(server.url, engine_protocol="vllm")
+    monkeypatch.setenv(KEY_VARIABLE, "s3cret")
+    load(server.url).close()
+    server.stop()
+
+
+def test_another_model(tiny_llama: Path) -> None:
+    files = ModelFiles(path=tiny_llama, eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
+    server = TokenServer(tokens=[5, 6, 7])
+    with pytest.raises(ConfigError, match=r"serves counting, whose tokens are not those of .*both must be the same"):
+        load(server.url, files)
+    server.stop()
+
+
+def test_options_that_the_remote_cannot_meet(remote: TokenServer) -> None:
+    with pytest.raises(ConfigError, match=r"option\.max_model_len: must be at most 2048"):
+        load(remote.url, max_model_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (None, "option.engine_url is missing"),
+        ("10.0.0.7:8000", "must be http://host:port"),
+        ("ftp://host", "must be http://host:port"),
+        ("http://", "must be http://host:port"),
+        ("http://host:99999", "must be http://host:port"),
+        ("http://host:0", "must be http://host:port"),
+        ("http://[::1", "must be http://host:port"),
+        ("http://ho st", "must be http://host:port"),
+        ("http://host/\n", "must be http://host:port"),
+        ("http://me:s3cret@host", f"must have no password; set {KEY_VARIABLE}"),
+        ("http://host?a=1", "must end with the host, the port or a path"),
+    ],
+)
+def test_address(url: str | None, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RemoteBackend.check_options(serving_properties(engine_url=url))
+    assert words in str(caught.value)
+    assert "s3cret" not in str(caught.value)
