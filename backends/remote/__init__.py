@@ -21,9 +21,7 @@ DECLARATION = BackendDeclaration(
         "adapters": "the remote engine loads its adapters itself",
     },
     conditional={
-        "temperature": "at most 2",
         "logprobs": "at most 19, and at most what `--max-logprobs` of vLLM allows",
         "prompt_logprobs": "the answer is not streamed",
-        "seed": "what the remote engine makes of it",
     },
 )

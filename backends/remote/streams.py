@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backends.preparing import refusal
 from backends.remote.client import Client, ConnectionFailed, reason
 from backends.remote.protocol import Protocol, Sequence
+from backends.waiting_sequences import refusal
 from lmi_handlers.core.errors import RequestError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
 

@@ -34,6 +34,7 @@ _FOR_MODELS = (
     "AWS_SECURITY_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "RAY_AUTH_TOKEN",
+    "LMI_ENGINE_KEY",
 )
 """Processes that get and load models need these. A role's address is not among them, such as
 AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: handlers use the role of the endpoint, which was given to the whole container."""

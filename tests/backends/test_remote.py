@@ -14,11 +14,11 @@ from serving_properties import serving_properties
 from token_server import VOCAB_SIZE, TokenServer
 from waiting import wait_until
 
-from backends.base import ModelFiles
+from backends.base import Backend, ModelFiles
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import KEY_VARIABLE
 from lmi_handlers.core.errors import ConfigError, EngineDead
-from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.testing.driver import Driver, tokens
@@ -49,13 +49,23 @@ def driver(backend: RemoteBackend) -> Driver:
     return Driver(backend, FILES.eos_token_ids, patience=60.0)
 
 
-def failure(backend: RemoteBackend, prompt: list[int], **params: Any) -> tuple[str, bool]:
+def last_output(backend: Backend) -> list[TokenOutput]:
+    """Step until the only sequence ends. Returns its outputs."""
+    outputs: list[TokenOutput] = []
+
+    def step() -> bool:
+        outputs.extend(backend.step())
+        return bool(outputs and outputs[-1].finish_reason)
+
+    wait_until(step)
+    return outputs
+
+
+def failure(backend: RemoteBackend, prompt: list[int], **params: Any) -> tuple[str | None, bool]:
     """Run a sequence that fails. Returns why, and whether the client is to blame."""
     sampling_params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | params)
     backend.add_request(TokenRequest(request_id="fails", prompt=EncodedPrompt(prompt), sampling_params=sampling_params))
-    ends: list[Any] = []
-    wait_until(lambda: ends.extend(output for output in backend.step() if output.finish_reason) or ends)
-    (output,) = ends
+    output = last_output(backend)[-1]
     assert (output.request_id, output.finish_reason) == ("fails", FinishReason.ERROR)
     assert backend.step() == []
     return output.error, output.invalid_request
@@ -70,8 +80,7 @@ def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> No
         ),
     )
     driver.backend.add_request(request)
-    found: list[Any] = []
-    wait_until(lambda: found.extend(driver.backend.step()) or (found and found[-1].finish_reason))
+    found = last_output(driver.backend)
     assert [token for output in found for token in output.token_ids] == [7, 8, 9]
     assert found[0].logprobs == [-0.5]
     assert found[0].top_logprobs == [[(7, -0.5), (8, -1.5)]]
@@ -145,6 +154,7 @@ def test_abort_ends_the_sequence_at_the_remote(remote: TokenServer, driver: Driv
 )
 def test_misbehaviour_fails_one_request(driver: Driver, backend: RemoteBackend, fault: int, words: str) -> None:
     cause, invalid = failure(backend, [fault, 5])
+    assert cause is not None
     assert words in cause
     assert len(cause) < 600
     assert cause.isprintable()
@@ -161,9 +171,7 @@ def test_killed_remote(remote: TokenServer, backend: RemoteBackend, driver: Driv
     driver.add([faults.HANG, 5], max_tokens=40)
     wait_until(driver.step)
     remote.stop()
-    ends: list[Any] = []
-    wait_until(lambda: ends.extend(backend.step()) or ends)
-    assert "the connection to the remote engine broke" in ends[0].error
+    assert "the connection to the remote engine broke" in (last_output(backend)[-1].error or "")
 
     with pytest.raises(EngineDead, match=f"the remote engine at {remote.url} is gone: "):
         wait_until(backend.check_health)

@@ -26,10 +26,13 @@ class TokenServer:
     """Listens on a loopback port. Runs in a thread of this process.
 
     `tokens` are its tokens of any text, None if it does not say. With a `key`, it refuses requests without it.
-    `bodies` are the requests that it has got, `running` is how many it answers just now.
+    `pace` is the time between two tokens of a stream. `bodies`
+    are the requests that it has got, `running` is how many it answers just now.
     """
 
-    def __init__(self, port: int = 0, *, tokens: list[int] | None = None, key: str | None = None) -> None:
+    def __init__(
+        self, port: int = 0, *, tokens: list[int] | None = None, key: str | None = None, pace: float = 0.0
+    ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.running = 0
         self.abandoned = 0
@@ -37,6 +40,7 @@ class TokenServer:
         self.sick = False
         self._tokens = tokens
         self._key = key
+        self._pace = pace
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -143,6 +147,7 @@ class TokenServer:
                 if fault == NO_END:
                     return response
             await response.write(_event({"request_id": "r", "choices": [choice]}))
+            await asyncio.sleep(self._pace)  # all streams take turns, as in an engine's steps
         await response.write(b"data: [DONE]\n\n")
         return response
 
