@@ -39,7 +39,7 @@ def main(streams: int = 256, tokens: int = 200) -> None:
     remote.start()
     properties = serving_properties(engine_url=ours.recv())
     files = ModelFiles(path=None, eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
-    backend = RemoteBackend.load(files, properties, str)
+    backend = RemoteBackend.load(files, properties, print)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     cpu, wall, running = time.process_time(), time.perf_counter(), streams
     for number in range(streams):

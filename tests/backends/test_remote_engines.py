@@ -1,0 +1,60 @@
+"""The remote backend in front of real engines: the contract, and the tokens that the engine gives by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from paths import ROOT
+from serving import Server, free_port
+from serving_properties import load
+
+from lmi_handlers.config.properties import LoadedProperties
+from lmi_handlers.testing import BackendContract
+from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+class RemoteContract(BackendContract):
+    """The contract, for an engine that the fixture `engine_url` starts."""
+
+    name = "remote"
+    protocol: str
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_path(cls, tiny_llama: Path) -> Path:
+        return tiny_llama
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def options(cls, tmp_path_factory: pytest.TempPathFactory, engine_url: str) -> LoadedProperties:
+        limits = f"option.max_model_len={MAX_MODEL_LEN}\noption.max_rolling_batch_size={MAX_NUM_SEQS}\n"
+        where = f"option.engine_url={engine_url}\noption.engine_protocol={cls.protocol}\n"
+        return load(tmp_path_factory.mktemp("options"), limits + where)
+
+
+@pytest.mark.needs("vllm")
+class TestVllm(RemoteContract):
+    protocol = "vllm"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine_url(cls, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        port = free_port()
+        command = [sys.executable, str(ROOT / "benchmarks" / "peer_vllm.py"), "serve", str(tiny_llama)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--enable-scale-out", "--dtype", "float32"]
+        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-chunked-prefill"]
+        server = Server(tmp_path_factory.mktemp("vllm") / "serve", "", command=command, port=port)
+        yield server.url
+        server.stop()
+
+    def test_same_tokens_as_the_engine_alone(self, driver: Driver, engine_url: str, tiny_llama: Path) -> None:
+        for number, prompt in enumerate(PROMPTS):
+            body = {"model": str(tiny_llama), "prompt": prompt, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+            answer = requests.post(f"{engine_url}/v1/completions", json=body | {"return_token_ids": True}, timeout=60)
+            assert driver.greedy(number, 12) == answer.json()["choices"][0]["token_ids"]
