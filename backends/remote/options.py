@@ -26,6 +26,6 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     engine_protocol: Annotated[
-        Literal["auto", "vllm"],
+        Literal["auto", "vllm", "llama.cpp"],
         Option("Protocol of the remote engine. `auto` asks it what it is."),
     ] = "auto"

@@ -10,11 +10,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from backends.remote.client import Client, ConnectionFailed, reason
+from backends.remote.llama_cpp import LlamaCppProtocol
 from backends.remote.protocol import Description, Protocol
 from backends.remote.vllm import VLLMProtocol
 from lmi_handlers.core.errors import ConfigError, RequestError
 
-PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol}
+PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol, "llama.cpp": LlamaCppProtocol}
 
 _TRY_INTERVAL = 0.5
 _SAY_INTERVAL = 30.0

@@ -95,6 +95,7 @@ class VLLMProtocol(Protocol):
     # one more is asked for.
     max_logprobs = 19
     max_prompt_logprobs = 20
+    unsupported = ("typical_p",)
     takes_cache_salt = True
 
     async def describe(self, client: Client) -> Description | None:

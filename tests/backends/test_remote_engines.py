@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from serving import Server, free_port
 from serving_properties import load
 
 from lmi_handlers.config.properties import LoadedProperties
+from lmi_handlers.core.sampling_params import StructuredOutputs
+from lmi_handlers.model_files.locate import find_gguf
 from lmi_handlers.testing import BackendContract
-from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver
+from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver, tokens
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -58,3 +61,30 @@ class TestVllm(RemoteContract):
             body = {"model": str(tiny_llama), "prompt": prompt, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
             answer = requests.post(f"{engine_url}/v1/completions", json=body | {"return_token_ids": True}, timeout=60)
             assert driver.greedy(number, 12) == answer.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.needs("xllamacpp")
+class TestLlamaCpp(RemoteContract):
+    protocol = "llama.cpp"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def gguf_file(cls) -> Path:
+        file = find_gguf(None, None)
+        assert file is not None
+        return file
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine_url(cls, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        port = free_port()
+        command = [sys.executable, str(ROOT / "benchmarks" / "peer_llama_cpp.py"), str(gguf_file), str(port), "8", "96"]
+        server = Server(tmp_path_factory.mktemp("llama") / "serve", "", command=command, port=port)
+        yield server.url
+        server.stop()
+
+    def test_all_tokens_of_a_character(self, driver: Driver) -> None:
+        """A stream of llama.cpp's would only have the last one."""
+        wanted = json.dumps({"const": "a\N{GRINNING FACE}b"}, ensure_ascii=False)
+        outputs = driver.generate(PROMPTS[1], structured_outputs=StructuredOutputs(json=wanted), ignore_eos=False)
+        assert tokens(outputs)[:-1] == [18, 81, 10813, 242, 218, 82, 18]
