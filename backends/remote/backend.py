@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -64,16 +65,21 @@ class RemoteBackend(Backend):
         options = properties.options_of(RemoteOptions)
         url = engine_url(options.engine_url)
         report(LoadPhase.RESOURCES)
-        loop = EventLoop()
-        client = loop.run(_connect(url))
-        protocol, description = loop.run(find_protocol(client, options.engine_protocol, url, report))
-        report(LoadPhase.CHECKING)
-        if model.path is not None:
-            loop.run(compare_tokenizer(client, protocol, description, model.path))
+        with contextlib.ExitStack() as ends:
+            loop = EventLoop()
+            ends.callback(loop.close)
+            client = loop.run(_connect(url))
+            ends.callback(lambda: loop.run(client.close()))
+            protocol, description = loop.run(find_protocol(client, options.engine_protocol, url, report))
+            report(LoadPhase.CHECKING)
+            if model.path is not None:
+                loop.run(compare_tokenizer(client, protocol, description, model.path))
+            backend = cls(loop, client, protocol, description, model, properties)
+            ends.pop_all()
         logger.info(
             "remote engine found", extra={"url": url, "protocol": protocol.title, "engine_model": description.model}
         )
-        return cls(loop, client, protocol, description, model, properties)
+        return backend
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:

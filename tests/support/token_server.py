@@ -76,7 +76,11 @@ class TokenServer:
             await asyncio.sleep(3600)
         if request.path == "/health":
             return web.Response(status=503 if self.sick else 200)
-        if self._key is not None and request.headers.get("Authorization") != f"Bearer {self._key}":
+        if (
+            request.path != "/version"
+            and self._key is not None
+            and request.headers.get("Authorization") != f"Bearer {self._key}"
+        ):
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
 
