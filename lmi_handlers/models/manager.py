@@ -262,7 +262,7 @@ class Manager:
         return error if isinstance(error, LMIError) else LoadFailed(f"model {name} could not be loaded: {error}")
 
     def _not_awake(self, slot: Slot, error: Exception) -> LMIError:
-        """Let a model sleep on that could not be woken, unless it never can be. The caller holds `changing`."""
+        """Return a model that could not be woken to sleep, unless it can never be woken. The caller holds `changing`."""
         cause = self._not_started(slot, error)
         if isinstance(cause, ConfigError):
             self._fail(slot, cause)

@@ -29,10 +29,10 @@ class Load(NamedTuple):
 
 
 def usage(load: Load, batch: float) -> float:
-    """Return how many replicas this one would have to be: 1 if it is exactly full.
+    """Return the number of replicas that this one's load needs: 1 if it is exactly full.
 
-    If something waits all the time, then what runs is all that fits, whatever the limit is: the batch, the KV cache, or
-    one that nobody told us about.
+    While sequences wait, the running ones count as the maximum, whichever limit they have reached: the batch, the KV
+    cache, or one that is unknown here.
     """
     fits = min(batch, max(1.0, load.running)) if load.waiting >= 1 else batch
     return max((load.running + load.waiting) / fits, load.kv_cache_usage)

@@ -85,7 +85,7 @@ class Sender(Generic[Sent]):
                 return
 
     def _next_frames(self) -> bytes:
-        """Take the frames that one write sends: of a burst of requests many, of long ones few.
+        """Take the frames for one write: many if they are short, few if they are long.
 
         What has been taken can no longer be dropped by an abort.
         """

@@ -109,7 +109,7 @@ class Membership:
 
     @property
     def _member(self) -> Member | None:
-        """Itself, or None if nobody should send it a request."""
+        """The entry of this replica itself. None if it must not get requests."""
         if self._host is None or self._port is None or not self._is_ready():
             return None
         return Member(self.table.name, self._host, self._port, self.table.load)
