@@ -63,7 +63,7 @@ class Backend(ABC):
     def check_options(cls, properties: ServingProperties) -> None:
         """Raise `ConfigError` for an option that the engine would reject. Needs no model.
 
-        `lmi check` calls it if the backend declares `passes_options`.
+        `lmi check` calls it if the backend declares `passes_options` or `checks_options`.
         """
 
     @classmethod

@@ -9,10 +9,8 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 
 
-def engine_url(text: str | None) -> str:
+def engine_url(text: str) -> str:
     """Return the URL before the paths of the remote's protocol. Raises `ConfigError` if it is none."""
-    if text is None:
-        raise ConfigError("option.engine_url is missing: the remote backend needs the address of its engine")
     try:
         parts = urlsplit(text)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

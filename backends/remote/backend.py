@@ -12,13 +12,14 @@ from backends.max_model_len import choose_max_model_len
 from backends.remote import DECLARATION
 from backends.remote.address import engine_url
 from backends.remote.client import Client
+from backends.remote.command import StartedEngine, engine_command
 from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOptions
 from backends.remote.protocol import Description, Protocol, Sequence
 from backends.remote.start import compare_tokenizer, find_protocol
 from backends.remote.streams import EventLoop, Streams
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import EngineDead
+from lmi_handlers.core.errors import ConfigError, EngineDead
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -39,13 +40,14 @@ class RemoteBackend(Backend):
         description: Description,
         model: ModelFiles,
         properties: ServingProperties,
+        started: StartedEngine | None = None,
     ) -> None:
         """Start to look at the remote's health. Raises `ConfigError` if `option.max_model_len` is too large."""
         self._loop = loop
         self._client = client
         self._protocol = protocol
         self._eos_token_ids = model.eos_token_ids
-        self._url = properties.options_of(RemoteOptions).engine_url
+        self._started = started
         self._capabilities = Capabilities(
             backend=DECLARATION.name,
             max_model_len=choose_max_model_len(description.max_model_len, properties.max_model_len),
@@ -62,19 +64,27 @@ class RemoteBackend(Backend):
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> RemoteBackend:
         """Wait for the remote. Raises `ConfigError` if it is not what the options say."""
-        options = properties.options_of(RemoteOptions)
-        url = engine_url(options.engine_url)
-        report(LoadPhase.RESOURCES)
+        url, command = _where(properties)
+        name = properties.options_of(RemoteOptions).engine_protocol
+        started: StartedEngine | None = None
         with contextlib.ExitStack() as ends:
+            if command is None:
+                report(LoadPhase.RESOURCES)
+            else:
+                started = StartedEngine(command)
+                ends.callback(started.close)
+                url = started.url
             loop = EventLoop()
             ends.callback(loop.close)
             client = loop.run(_connect(url))
             ends.callback(lambda: loop.run(client.close()))
-            protocol, description = loop.run(find_protocol(client, options.engine_protocol, url, report))
+            protocol, description = loop.run(
+                find_protocol(client, name, url, report, _nothing if started is None else started.check_loading)
+            )
             report(LoadPhase.CHECKING)
             if model.path is not None:
                 loop.run(compare_tokenizer(client, protocol, description, model.path))
-            backend = cls(loop, client, protocol, description, model, properties)
+            backend = cls(loop, client, protocol, description, model, properties, started)
             ends.pop_all()
         logger.info(
             "remote engine found", extra={"url": url, "protocol": protocol.title, "engine_model": description.model}
@@ -83,8 +93,8 @@ class RemoteBackend(Backend):
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Check the address."""
-        engine_url(properties.options_of(RemoteOptions).engine_url)
+        """Check the address or the command."""
+        _where(properties)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -128,13 +138,31 @@ class RemoteBackend(Backend):
 
     def check_health(self) -> None:
         """Raise `EngineDead` if the remote is gone, or does not answer any more."""
+        if self._started is not None and self._started.end:
+            raise EngineDead(f"the remote engine has ended: {self._started.end}")
         if self._streams.death:
-            raise EngineDead(f"the remote engine at {self._url} is gone: {self._streams.death}")
+            raise EngineDead(f"the remote engine is gone: {self._streams.death}")
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and end an engine that was started here."""
         self._loop.run(self._client.close())
         self._loop.close()
+        if self._started is not None:
+            self._started.close()
+
+
+def _where(properties: ServingProperties) -> tuple[str, list[str] | None]:
+    """Return the remote's URL, or the command that starts it. Raises `ConfigError`."""
+    options = properties.options_of(RemoteOptions)
+    if (options.engine_url is None) == (options.engine_command is None):
+        raise ConfigError("the remote backend needs either option.engine_url or option.engine_command")
+    if options.engine_command is not None:
+        return "", engine_command(options.engine_command)
+    return engine_url(options.engine_url or ""), None
+
+
+def _nothing() -> None:
+    """There is nothing to check while a remote is awaited that others start."""
 
 
 async def _connect(url: str) -> Client:

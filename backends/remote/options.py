@@ -25,6 +25,13 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"`{KEY_VARIABLE}` in the environment."
         ),
     ] = None
+    engine_command: Annotated[
+        str | None,
+        Option(
+            "Program that is started as the remote engine, in place of `engine_url`, with its arguments. `{port}` stands for "
+            "the port at which it is to listen: `vllm serve /opt/ml/model --enable-scale-out --port {port}`."
+        ),
+    ] = None
     engine_protocol: Annotated[
         Literal["auto", "vllm", "llama.cpp"],
         Option("Protocol of the remote engine. `auto` asks it what it is."),

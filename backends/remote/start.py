@@ -24,15 +24,17 @@ _TOKENIZER = "tokenizer.json"
 
 
 async def find_protocol(
-    client: Client, name: str, url: str, report: Callable[[str], None]
+    client: Client, name: str, url: str, report: Callable[[str], None], check: Callable[[], None]
 ) -> tuple[Protocol, Description]:
     """Wait until the remote answers, however long that takes. Return its protocol and what it says about itself.
 
-    Raises `ConfigError` if it answers, and speaks none of the protocols, or another one than `name`.
+    `check` raises an error if waiting makes no sense. Raises `ConfigError` if it answers, and speaks none of the
+    protocols, or another one than `name`.
     """
     candidates = [PROTOCOLS[name]()] if name != "auto" else [kind() for kind in PROTOCOLS.values()]
     said = -_SAY_INTERVAL
     while True:
+        check()
         try:
             status = (await client.ask(candidates[0].health, seconds=5.0)).status
             cause = f"{candidates[0].health} has status {status}"

@@ -77,6 +77,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
                            None) -> (type, reason)`, for `lmi check`; its module must not import the engine
         `passes_options`   options that it does not read are passed to the engine, which checks them
                            (`passed_on`, `Backend.check_options`)
+        `checks_options`   `lmi check` calls `Backend.check_options` for other reasons
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
         `reads_gguf`       the GGUF files that it reads itself. Other backends get GGUF files converted to safetensors.
                            It serves nothing else unless `architectures` names some
@@ -114,6 +115,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     remote: Mapping[str, str] = NOTHING
     precision: str = ""
     passes_options: bool = False
+    checks_options: bool = False
     needs_model: bool = True
     reads_gguf: GgufFormats | None = None
     priority: int = 0

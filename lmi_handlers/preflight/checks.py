@@ -121,11 +121,12 @@ def _excess_memory(properties: ServingProperties, backend: BackendDeclaration) -
 
 
 def check_engine(configuration: Configuration) -> None:
-    """Import the engine if options are passed to it, and let it check them. Raises `ConfigError`.
+    """Import the engine if it checks options itself, and let it do so. Raises `ConfigError`.
 
     `lmi serve` leaves this to the engine process, which imports the engine anyway.
     """
-    if configuration.custom_code is None and configuration.backend.passes_options:
+    backend = configuration.backend
+    if configuration.custom_code is None and (backend.passes_options or backend.checks_options):
         properties = configuration.properties
         load_backend_class(configuration.selection.name, pools=properties.pools).check_options(properties)
 

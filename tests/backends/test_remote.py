@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import token_server
 import token_server as faults
+from serving_properties import load as properties_of
 from serving_properties import serving_properties
 from token_server import VOCAB_SIZE, TokenServer
-from waiting import wait_until
+from waiting import still_running, wait_until
 
 from backends.base import Backend, ModelFiles
 from backends.remote.backend import RemoteBackend
@@ -21,6 +27,7 @@ from lmi_handlers.core.errors import ConfigError, EngineDead
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.testing.driver import Driver, tokens
 
 FILES = ModelFiles(path=None, eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
@@ -69,6 +76,69 @@ def failure(backend: RemoteBackend, prompt: list[int], **params: Any) -> tuple[s
     assert (output.request_id, output.finish_reason) == ("fails", FinishReason.ERROR)
     assert backend.step() == []
     return output.error, output.invalid_request
+
+
+def test_command() -> None:
+    program = shlex.join([sys.executable, token_server.__file__])
+    backend = RemoteBackend.load(FILES, serving_properties(engine_command=f"{program} {{port}}"), lambda phase: None)
+    assert tokens(Driver(backend, (2,), 60.0).generate([8], max_tokens=3)) == [9, 10, 11]
+    (engine,) = (process for process in psutil.Process().children() if token_server.__file__ in process.cmdline())
+    engine.kill()
+    with pytest.raises(EngineDead, match="the remote engine has ended: SIGKILL"):
+        wait_until(backend.check_health)
+    backend.close()
+
+
+def test_command_ends_with_its_parent() -> None:
+    program = shlex.join([sys.executable, token_server.__file__])
+    code = (
+        "from backends.remote.command import StartedEngine, engine_command\n"
+        f"StartedEngine(engine_command({program + ' {port}'!r}))\n"
+        "print(flush=True)\nimport time\ntime.sleep(3600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    wait_until(lambda: any(token_server.__file__ in child.cmdline() for child in psutil.Process(parent.pid).children()))
+    family = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert still_running(family) == []
+
+
+def test_command_that_ends_while_it_loads() -> None:
+    properties = serving_properties(engine_command=f"{sys.executable} -c exit(3) {{port}}")
+    with pytest.raises(ConfigError, match=r"option\.engine_command: the engine has ended .*: exit status 3"):
+        RemoteBackend.load(FILES, properties, lambda phase: None)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("vllm 'serve {port}", "cannot be split into words"),
+        ("", "must have {port} among its arguments"),
+        ("vllm serve --port 8000", "must have {port} among its arguments"),
+        ("{port}", "must have {port} among its arguments"),
+        ("no-such-program --port {port}", "there is no program 'no-such-program'"),
+    ],
+)
+def test_wrong_command(command: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RemoteBackend.check_options(serving_properties(engine_command=command))
+    assert words in str(caught.value)
+
+
+def test_command_and_address() -> None:
+    with pytest.raises(ConfigError, match=r"either option\.engine_url or option\.engine_command"):
+        RemoteBackend.check_options(serving_properties(engine_url="http://host", engine_command="a {port}"))
+
+
+@pytest.mark.parametrize("option", ["engine_url=http://host", "engine_command=sh -c {port}"])
+def test_secure_mode(tmp_path: Path, option: str) -> None:
+    loaded = properties_of(tmp_path, f"option.rolling_batch=remote\noption.{option}\n")
+    with pytest.raises(ConfigError, match=r"option\.engine_\w+ .* must not be set in secure mode"):
+        SecureMode(enabled=True, controls=()).check(loaded, None, has_custom_code=False)
 
 
 def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> None:
@@ -173,7 +243,7 @@ def test_killed_remote(remote: TokenServer, backend: RemoteBackend, driver: Driv
     remote.stop()
     assert "the connection to the remote engine broke" in (last_output(backend)[-1].error or "")
 
-    with pytest.raises(EngineDead, match=f"the remote engine at {remote.url} is gone: "):
+    with pytest.raises(EngineDead, match="the remote engine is gone: "):
         wait_until(backend.check_health)
 
 
@@ -229,7 +299,7 @@ def test_options_that_the_remote_cannot_meet(remote: TokenServer) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        (None, "option.engine_url is missing"),
+        (None, "either option.engine_url or option.engine_command"),
         ("10.0.0.7:8000", "must be http://host:port"),
         ("ftp://host", "must be http://host:port"),
         ("http://", "must be http://host:port"),

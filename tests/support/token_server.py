@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -191,3 +193,9 @@ def _whole(body: dict[str, Any]) -> dict[str, Any]:
     of_prompt = [None, *({str(token): {"logprob": -2.0, "rank": 1}} for token in prompt[1:])]
     choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
     return {"request_id": "r", "choices": [choice], "prompt_logprobs": of_prompt}
+
+
+if __name__ == "__main__":
+    TokenServer(int(sys.argv[1]))
+    while True:
+        time.sleep(3600)
