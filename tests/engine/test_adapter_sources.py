@@ -87,8 +87,8 @@ def sources(*stores: object, **options: object) -> AdapterSources:
         ("s3://models/adapters", "outside option.adapter_store"),
         ("s3://models/adapters/a/../../secret", "nothing below prefix"),
         ("s3://models/adapters/french-2", "outside option.adapter_store"),
-        ("s3://models//adapters/french", "not S3 URL"),
-        ("s3://mod els/adapters/french", "not name bucket"),
+        ("s3://models//adapters/french", "not S3 URL:"),
+        ("s3://mod els/adapters/french", "does not name bucket"),
         ("S3://models/adapters/" + "a" * 5000, "1100 characters"),
     ],
 )

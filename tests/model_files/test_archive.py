@@ -118,7 +118,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
         (member("null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3), "neither file folder"),
         (member("pipe", b"", type=tarfile.FIFOTYPE), "neither file folder"),
         (member("a" * 300), "file 300 bytes"),
-        (sparse("sparse"), "sparse file folder"),
+        (sparse("sparse"), "sparse neither file folder"),
         (claim("huge", 1 << 50), "1,073,741,824 bytes"),
         (claim("cut off", 50_000), "damaged: unexpected end"),
         (member("x", b"", pax_headers={"comment": "x" * (2 << 20)}), "damaged: header long"),
@@ -176,7 +176,7 @@ def test_room_is_made_before_a_file_is_written(tmp_path: Path) -> None:
 
 
 def test_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
-    with raises(ConfigError, "a.tar.gz a/b file folder"):
+    with raises(ConfigError, "a.tar.gz a/b as file folder"):
         unpacked(tmp_path, member("a"), member("a/b"))
 
 

@@ -308,7 +308,7 @@ def test_unpacked_archive_counts_and_makes_room(server: S3Server, tmp_path: Path
         ("s3://no-such-bucket-here/m", "s3://no-such-bucket-here/m bucket not exist"),
         ("s3://models/none/", "s3://models/none/ nothing no object"),
         ("s3://Not_A_Bucket/m", "not bucket S3 URL s3://bucket/folder/"),
-        ("s3://key:secret@models/m", "s3://******@models/m not name bucket"),
+        ("s3://key:secret@models/m", "s3://******@models/m does not name bucket"),
         ("s3://models//m", "empty name"),
         ("s3://models/m\n", "control character"),
         ("s3://models/m/adapters/french/../../", "nothing below prefix"),
@@ -326,7 +326,7 @@ def test_mistake_in_the_url(tmp_path: Path, url: str, words: str) -> None:
         ({"m/../../x.safetensors": b"x"}, "not safe file name"),
         ({"m//etc/passwd": b"x"}, "not safe file name"),
         ({"m/a\\..\\b.safetensors": b"x"}, "not safe file name"),
-        ({"m/a.safetensors": b"x", "m/a.safetensors/b": b"x"}, "a.safetensors file folder"),
+        ({"m/a.safetensors": b"x", "m/a.safetensors/b": b"x"}, "a.safetensors as file folder"),
         ({"m/" + "a" * 300: b"x"}, "file name 300 bytes"),
         (
             {"m/a.gguf": b"x", "m/b.gguf": b"x"},

@@ -136,10 +136,10 @@ def test_secure_mode_holds_for_models_of_tasks(task_dir: Path) -> None:
     [
         ("option.trust_remote_code=true\n", {}, "option.trust_remote_code=true forbidden"),
         ("", {"OPTION_TRUST_REMOTE_CODE": "true"}, "option.trust_remote_code=true forbidden"),
-        ("option.allow_pickle=true\n", {}, "option.allow_pickle serving.properties"),
-        ("option.chat_template={{ x }}\n", {}, "option.chat_template serving.properties"),
+        ("option.allow_pickle=true\n", {}, "option.allow_pickle serving.properties not set"),
+        ("option.chat_template={{ x }}\n", {}, "option.chat_template serving.properties not set"),
         ("", {"OPTION_CHAT_TEMPLATE": "{{ x }}"}, "not set secure mode"),
-        ("option.unheard_of=1\n", {}, "option.unheard_of serving.properties"),
+        ("option.unheard_of=1\n", {}, "option.unheard_of serving.properties not set"),
     ],
 )
 def test_options_that_are_forbidden(model_dir: Path, properties: str, environ: dict[str, str], words: str) -> None:

@@ -23,8 +23,8 @@ KNOWN = capabilities(
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([], "prompt 1 95 0"),
-        ([5] * 96, "prompt 1 95 96"),
+        ([], "prompt 1 95 tokens 0"),
+        ([5] * 96, "prompt 1 95 tokens 96"),
         ([5, 128], "ids prompt 0 127 128"),
         ([5, -1], "ids prompt 0 127 -1"),
     ],
