@@ -11,13 +11,15 @@ from formatters.base import Formatter
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
+from lmi_handlers.text.infill import InfillFormat
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """Facts about the loaded model for dialects. `model_id` is its public name.
 
     `prompts` are texts to put in front of a text that is embedded, by their names, such as "query". `sampling_defaults` are
-    fields of `SamplingParams` for requests in an API without defaults of its own.
+    fields of `SamplingParams` for requests in an API without defaults of its own. With `infill`, the model can fill in the
+    middle of a text, after which it writes one of `infill_ends`.
     """
 
     model_id: str
@@ -25,6 +27,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     capabilities: Capabilities
     prompts: dict[str, str] = {}
     sampling_defaults: dict[str, Any] = {}
+    infill: InfillFormat | None = None
+    infill_ends: tuple[int, ...] = ()
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, Capabilities], None]

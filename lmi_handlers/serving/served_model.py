@@ -112,7 +112,16 @@ class ServedModel(Served):
         loaded = self.loaded
         bundle = loaded.bundle
         defaults = bundle.sampling_defaults if self._has_sampling_defaults else {}
-        return ModelFacts(self._model_id, bundle.tool_template, loaded.capabilities, bundle.prompts, defaults)
+        infill = loaded.tokenizer.infill
+        return ModelFacts(
+            self._model_id,
+            bundle.tool_template,
+            loaded.capabilities,
+            bundle.prompts,
+            defaults,
+            infill,
+            () if infill is None else loaded.tokenizer.added_ids(infill.ends),
+        )
 
     def end_draining(self) -> None:
         """Fail all requests that are still in flight."""

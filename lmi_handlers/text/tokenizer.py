@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import tokenizers
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle
 from lmi_handlers.text.byte_level import byte_characters
+from lmi_handlers.text.infill import find_infill
 
 _SHORT = 1024
 """Up to this length (characters for encoding, ids for decoding), the library's single call is faster than a batch."""
@@ -45,6 +46,9 @@ class Tokenizer:
         self.special_token_ids = frozenset(bundle.special_token_ids)
         self.eos_token_ids = frozenset(bundle.eos_token_ids)
         self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        self._added_ids = {text: token_id for token_id, text in self._added.items()}
+        self.infill = find_infill(self._added_ids)
+        """How the model fills in the middle of a text, if its tokenizer tells."""
         self._token_texts: dict[int, str] = {}
         self._all_pieces: Pieces | None = None
         self._visible_pieces: Pieces | None = None
@@ -175,6 +179,10 @@ class Tokenizer:
             return None  # such a token absorbs any number of spaces
         vocabulary = backend.get_vocab(with_added_tokens=True)
         return max(map(len, vocabulary)) if vocabulary.keys() >= _BYTE_OF_CHARACTER.keys() else None
+
+    def added_ids(self, tokens: Iterable[str]) -> tuple[int, ...]:
+        """Return the ids of added tokens. Raises `KeyError` for others."""
+        return tuple(self._added_ids[token] for token in tokens)
 
     def is_special(self, token_id: int) -> bool:
         """True if this is a control token, such as an end-of-sequence token."""

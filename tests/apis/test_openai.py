@@ -16,6 +16,7 @@ import requests
 from byte_model import write_byte_model
 from server_sent_events import json_chunks
 from serving import Server, StartServer
+from tokenizers import Tokenizer
 
 USER = {"role": "user", "content": "hi"}
 
@@ -121,6 +122,19 @@ def test_clients_see_the_models_name_and_not_its_path(start_server: StartServer,
     assert completion(server, prompt="a", max_tokens=1, model="my/other").json()["model"] == "my/other"
     for name in ("mine", "my/other"):
         assert requests.get(f"{server.url}/v1/models/{name}", timeout=60).json()["id"] == name
+
+
+def test_a_model_of_code_fills_in_the_middle(start_server: StartServer, tmp_path: Path) -> None:
+    """The echo backend answers with the prompt, which has the model's own tokens."""
+    write_byte_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 261}')
+    server = start_server(f"option.rolling_batch=echo\noption.model_id={tmp_path}\n")
+    answer = completion(server, prompt="def ", suffix=" pass", max_tokens=40).json()
+    assert answer["choices"][0]["text"] == "<fim_prefix>def <fim_suffix> pass<fim_middle>"
+    assert answer["usage"]["prompt_tokens"] == 1 + 3 + len("def  pass")  # with <s>
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from capabilities import capabilities, facts
 from formatting import written
@@ -35,6 +36,7 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.serving.parsed import Parsed
+from lmi_handlers.text.infill import FORMATS
 
 BUDGET = Budget.of(ServingProperties())
 USER = {"role": "user", "content": "hi"}
@@ -43,6 +45,13 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def dialect() -> ChatDialect:
     return ChatDialect(lambda: facts("served", "{{ tools }}", adapters=("loud",)), budget=BUDGET)
+
+
+def parse_infill(body: dict[str, Any]) -> Parsed:
+    """Parse a completion for a model with Qwen's tokens, of which number 7 ends the text."""
+    coder = msgspec.structs.replace(facts(), infill=FORMATS[0], infill_ends=(7,))
+    payload = Payload(data=json.dumps(body).encode(), request_id="r")
+    return CompletionsDialect(lambda: coder, budget=BUDGET).parse(payload)
 
 
 def parse(body: Any, *, chat: bool = True, stream: bool = False) -> Parsed:
@@ -251,6 +260,30 @@ def test_prompts(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
 )
 def test_fields_of_a_completion(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert parse({"prompt": "a", **given}, chat=False).request.sampling_params == SamplingParams(**expected)
+
+
+def test_a_suffix_is_what_follows_the_text() -> None:
+    request = parse_infill({"prompt": ["a", "b"], "suffix": "c", "stop_token_ids": [3]}).request
+    filled = [f"<|fim_prefix|>{text}<|fim_suffix|>c<|fim_middle|>" for text in "ab"]
+    assert [prompt.content for prompt in request.prompts] == filled
+    assert request.sampling_params.stop_token_ids == (3, 7)
+    assert parse_infill({"prompt": "a", "suffix": "c", "ignore_eos": True}).request.sampling_params.stop_token_ids == ()
+    assert parse_infill({"prompt": "a", "suffix": ""}).request.prompts == (Prompt("a"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"prompt": [1, 2]}, "needs prompts of text"),
+        ({"echo": True}, "cannot be combined"),
+        ({"truncate_prompt_tokens": 5}, "cannot be combined"),
+        ({"prompt": ["a"] * 100, "suffix": "c" * (BUDGET.max_text_bytes // 50)}, "for each of 100 texts"),
+    ],
+)
+def test_what_a_suffix_cannot_be_combined_with(given: dict[str, Any], cause: str) -> None:
+    with pytest.raises(InvalidRequest, match=cause) as caught:
+        parse_infill({"prompt": "a", "suffix": "c", **given})
+    assert caught.value.field == "suffix"
 
 
 @pytest.mark.parametrize(

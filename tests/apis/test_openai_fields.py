@@ -27,6 +27,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
+from lmi_handlers.text.infill import FORMATS
 
 BUDGET = Budget.of(ServingProperties())
 
@@ -34,7 +35,7 @@ PAGE = ROOT / "docs" / "openai.md"
 
 
 def model_facts() -> ModelFacts:
-    return facts(chat_template="{{ tools }}", adapters=("french",))
+    return msgspec.structs.replace(facts(chat_template="{{ tools }}", adapters=("french",)), infill=FORMATS[0])
 
 
 @dataclasses.dataclass(frozen=True)

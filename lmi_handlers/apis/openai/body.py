@@ -206,7 +206,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     best_of: Annotated[int, Param("n", first=True)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Affects("prompt_logprobs")] | None = None
-    suffix: Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": 0})] | None = None  # only accepted if empty
+    suffix: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -79,6 +79,8 @@ NOBODYS_MODEL = (None, "", "tgi")
 TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
 """For models whose chat template does not support tools. A request's `tool_prompt` takes precedence."""
 
+NO_INFILL = "is not supported by this model: its tokenizer has no tokens for filling in the middle"
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 Kind = TypeVar("Kind", bound=Formatter)
 
@@ -279,11 +281,12 @@ class CompletionsDialect(OpenAIDialect):
 
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, CompletionBody)
-        if body.suffix:
-            raise UnsupportedFeature("is not supported: text is only generated at the end", field="suffix")
         self._budget.check_fields(body)
         self._budget.check_sequences("prompt", num_prompts(body.prompt), 1)
         prompts, count = split_prompts(body.prompt, "prompt"), body.num_logprobs
+        stop_token_ids = body.stop_token_ids
+        if body.suffix:
+            prompts, stop_token_ids = self._infilled(body, prompts)
         shown = 1 if body.n is None else body.n
         best_of = shown if body.best_of is None else body.best_of
         if best_of < shown:
@@ -301,6 +304,7 @@ class CompletionsDialect(OpenAIDialect):
             "logprobs": 0 if count is None and best_of > shown else count,
             "prompt_logprobs": count if body.echo else None,
             "structured_outputs": body.constraint(),
+            "stop_token_ids": None if stop_token_ids is None else tuple(stop_token_ids),
         }
         params = body.sampling_params(self._facts().sampling_defaults, computed)
         request = self._request(payload, body, ignored, params, prompts)
@@ -319,6 +323,23 @@ class CompletionsDialect(OpenAIDialect):
         kind = chosen(self._stream_formatters, payload.accept) if stream else CompletionJsonFormatter
         formatter = partial(kind, options=options)
         return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt", options.token_ids)
+
+    def _infilled(
+        self, body: CompletionBody, prompts: tuple[str | tuple[int, ...], ...]
+    ) -> tuple[tuple[str, ...], list[int]]:
+        """Return prompts for the text between each prompt and `suffix`, and the tokens that end it."""
+        facts = self._facts()
+        if facts.infill is None:
+            raise UnsupportedFeature(NO_INFILL, field="suffix")
+        if body.echo or body.truncate_prompt_tokens is not None:
+            raise InvalidRequest("cannot be combined with echo or truncate_prompt_tokens", field="suffix")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) < len(prompts):
+            raise InvalidRequest("needs prompts of text, not of token ids", field="suffix")
+        self._budget.check_repeated("suffix", str(body.suffix), len(texts))
+        ends = [] if body.ignore_eos else list(facts.infill_ends)
+        filled = tuple(facts.infill.prompt(text, str(body.suffix)) for text in texts)
+        return filled, [*(body.stop_token_ids or ()), *ends]
 
 
 def chosen(formatters: Mapping[str, type[Kind]], accept: str) -> type[Kind]:
