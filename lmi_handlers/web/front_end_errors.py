@@ -108,6 +108,8 @@ def _missing(path: str) -> str:
         return f"{start}: the model is served by its own code, which answers POST /invocations with any body"
     if _below(path, "/v1/responses"):
         return f"{start}: responses are not stored"
+    if option := _added_by(path):
+        return f"{start}: {option} adds it"
     if meant := _meant(path):
         return f"{start}; did you mean {meant}?"
     instead = next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), "")
@@ -116,6 +118,23 @@ def _missing(path: str) -> str:
     if _below(path, "/v1"):
         return f"{start}; below /v1 there are {_listed('/v1')}"
     return f"{start}; GET /openapi.json lists all routes"
+
+
+_ADDED_BY = {
+    "/adapters": "option.enable_lora=true",
+    "/v1/load_lora_adapter": "option.allow_runtime_lora_updating=true with option.enable_lora=true",
+    "/v1/unload_lora_adapter": "option.allow_runtime_lora_updating=true with option.enable_lora=true",
+    "/console": "option.console=true",
+    "/docs": "option.console=true, with the extra swagger-ui,",
+}
+"""Options without which there is nothing below a path."""
+
+
+def _added_by(path: str) -> str:
+    """The option that would add the path to this server, or "" if there is none."""
+    option = next((option for prefix, option in _ADDED_BY.items() if _below(path, prefix)), "")
+    rules = [rule.rule for rule in current_app.url_map.iter_rules()] if option else []
+    return "" if any(_below(rule, prefix) for prefix in _ADDED_BY if _below(path, prefix) for rule in rules) else option
 
 
 _INSTEAD = {

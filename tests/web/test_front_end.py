@@ -164,6 +164,8 @@ BELOW_V1 = "POST /v1/completions, POST /v1/responses, GET /v1/models, GET /v1/mo
         ("/api/chat", ollama, "not support API POST /v1/chat/completions"),
         ("/v2/models/m/infer", djl, "not support API POST /v1/chat/completions"),
         ("/nope", djl, "GET /openapi.json"),
+        ("/adapters/mine", djl, "option.enable_lora=true"),
+        ("/v1/load_lora_adapter", openai, "option.allow_runtime_lora_updating=true option.enable_lora=true"),
     ],
 )
 def test_error_for_an_unknown_route_suggests_the_right_one(
