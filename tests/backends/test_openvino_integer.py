@@ -105,6 +105,27 @@ def test_every_type(
     assert distance(computed(prepared / MODEL_NAME, INTEGER, PROMPT), expected) < 0.1
 
 
+def test_eight_bits_hold_weights_of_four() -> None:
+    random = np.random.default_rng(0)
+    zero_points = random.uniform(0, 15, (64, 8, 1)).astype(np.float32)
+    zero_points[0], zero_points[1], zero_points[2] = (
+        -3.3,
+        20,
+        1e9,
+    )  # of groups whose weights have one sign, or one value
+    scales = random.uniform(0.001, 0.01, (64, 8, 1)).astype(np.float32)
+    scales[2] = 1e-10
+    weights = integer._Weights(random.integers(0, 16, (64, 8, 32)).astype(np.uint8), scales, zero_points, 4)
+    stored = integer._eight_bits(weights)
+    values = weights.values()
+    errors = np.abs(stored.values() - values)
+    assert (errors / scales)[3:].max() < 1 / 33
+    assert (errors / scales)[3:].mean() < 1 / 200, "rounding to 256 values would lose four times as much"
+    assert (errors / np.abs(values).max(axis=-1, keepdims=True))[:3].max() < 1 / 250
+    for part in (stored.quants, stored.zero_points):
+        assert np.array_equal(part, np.clip(np.rint(part), 0, 255))
+
+
 @pytest.mark.model
 @pytest.mark.long
 def test_loss_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
