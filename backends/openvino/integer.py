@@ -138,7 +138,12 @@ def _eight_bits(weights: _Weights) -> _Weights:
     # Only where a zero point is far from all quants, as in groups whose weights have one sign, rounding loses less.
     losses = [np.square(form.values() - values).sum(axis=-1, keepdims=True) for form in (finer, rounded)]
     better = losses[0] <= losses[1]
-    return _Weights(*(np.where(better, *both) for both in zip(finer[:3], rounded[:3], strict=True)), bits=8)
+    return _Weights(
+        np.where(better, finer.quants, rounded.quants),
+        np.where(better, finer.scales, rounded.scales),
+        np.where(better, finer.zero_points, rounded.zero_points),
+        bits=8,
+    )
 
 
 def _finer(weights: _Weights) -> _Weights:
