@@ -55,7 +55,7 @@ class RemoteBackend(Backend):
             vocab_size=model.vocab_size,
             max_logprobs=protocol.max_logprobs,
             max_prompt_logprobs=protocol.max_prompt_logprobs,
-            unsupported=(*DECLARATION.unsupported, *protocol.unsupported),
+            unsupported=(*DECLARATION.unsupported, *protocol.unsupported, *description.unsupported),
             takes_cache_salt=protocol.takes_cache_salt,
         )
         self._sequences: dict[str, Sequence] = {}

@@ -66,7 +66,7 @@ class Client:
             await _check(response)
             return await _read(response, longest)
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
+    async def events(self, path: str, body: Any, *, longest: int = MAX_EVENT) -> AsyncGenerator[bytes, None]:
         """Yield the data of each event of a stream.
 
         Raises one of `ConnectionFailed`, `InvalidRequest` if the remote says that the request is wrong, and
@@ -79,8 +79,8 @@ class Client:
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > MAX_EVENT:
-                    raise RequestFailed(f"the remote engine sent an event with more than {MAX_EVENT} bytes")
+                if len(rest) > longest:
+                    raise RequestFailed(f"the remote engine sent an event with more than {longest} bytes")
                 for line in lines:
                     if line.startswith(b"data:"):
                         yield line[5:].strip()

@@ -33,6 +33,6 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     engine_protocol: Annotated[
-        Literal["auto", "vllm", "llama.cpp"],
+        Literal["auto", "vllm", "sglang", "llama.cpp"],
         Option("Protocol of the remote engine. `auto` asks it what it is."),
     ] = "auto"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from backends.remote.client import Answer, Client, error_message
+from backends.remote.client import MAX_EVENT, Answer, Client, error_message
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -44,11 +44,11 @@ class Sequence:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a remote says about itself. `max_model_len` and `max_num_seqs` are None if it does not say."""
+    """What a remote says about itself. `max_model_len` is None if it does not say. `unsupported` adds to the protocol's."""
 
     model: str
     max_model_len: int | None = None
-    max_num_seqs: int | None = None
+    unsupported: tuple[str, ...] = ()
 
 
 class Protocol(ABC):
@@ -87,6 +87,10 @@ class Protocol(ABC):
         It raises `RequestError` for an error that the remote has sent, and `msgspec.MsgspecError` or `ValueError` for
         what is not the protocol's.
         """
+
+    def longest_event(self, sequence: Sequence) -> int:  # noqa: ARG002  for overrides
+        """Return how many bytes an event of the answer may have."""
+        return MAX_EVENT
 
     def longest_answer(self, sequence: Sequence) -> int | None:  # noqa: ARG002  for overrides
         """Return how many bytes an answer that is not streamed may have, or None if it is streamed."""

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer
 from backends.remote.client import Client, ConnectionFailed, reason
 from backends.remote.llama_cpp import LlamaCppProtocol
 from backends.remote.protocol import Description, Protocol
+from backends.remote.sglang import SGLangProtocol
 from backends.remote.vllm import VLLMProtocol
 from lmi_handlers.core.errors import ConfigError, RequestError
 
-PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol, "llama.cpp": LlamaCppProtocol}
+PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol, "sglang": SGLangProtocol, "llama.cpp": LlamaCppProtocol}
 
 _TRY_INTERVAL = 0.5
 _SAY_INTERVAL = 30.0

@@ -138,7 +138,7 @@ class Streams:
             self._take(sequence, output, 0)
             return
         count = empty = 0
-        events = self._client.events(path, body)
+        events = self._client.events(path, body, longest=self._protocol.longest_event(sequence))
         async with contextlib.aclosing(events):
             async for data in events:
                 output = read(data)

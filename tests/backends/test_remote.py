@@ -17,7 +17,7 @@ import token_server
 import token_server as faults
 from serving_properties import load as properties_of
 from serving_properties import serving_properties
-from token_server import VOCAB_SIZE, TokenServer
+from token_server import VOCAB_SIZE, SGLangServer, TokenServer
 from waiting import still_running, wait_until
 
 from backends.base import Backend, ModelFiles
@@ -176,6 +176,54 @@ def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> No
         "stop_token_ids": [77, 2],
         "detokenize": False,
     }
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_sglang(monkeypatch: pytest.MonkeyPatch, incremental: bool) -> None:
+    monkeypatch.setattr(SGLangServer, "incremental", incremental)
+    server = SGLangServer()
+    backend = load(server.url)
+    assert "seed" not in backend.capabilities.unsupported
+    driver = Driver(backend, FILES.eos_token_ids, patience=60.0)
+    outputs = driver.generate([5, 6], max_tokens=3, seed=2**63 + 1, logprobs=2, logit_bias={9: 1.5})
+    assert [(output.token_ids, output.logprobs, output.top_logprobs) for output in outputs] == [
+        ([token], [-0.5], [[(token, -0.5), (token + 1, -1.5)]]) for token in (7, 8, 9)
+    ]
+    assert [output.num_cached_tokens for output in outputs] == [1, None, None]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    stopped = driver.generate([5, 6], stop_token_ids=(8,), max_tokens=3)
+    assert (tokens(stopped), stopped[-1].finish_reason) == ([7, 8], FinishReason.STOP_SEQUENCE)
+    backend.close()
+    server.stop()
+    body = server.bodies[0]
+    assert body["input_ids"] == [5, 6]
+    assert (body["stream"], body["return_logprob"], body["top_logprobs_num"]) == (True, True, 2)
+    assert body["sampling_params"] == {
+        "max_new_tokens": 3,
+        "min_new_tokens": 0,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": True,
+        "stop_token_ids": [],
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "sampling_seed": 1,
+        "logit_bias": {"9": 1.5},
+    }
+
+
+def test_sglang_whose_seeds_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SGLangServer, "deterministic", False)
+    server = SGLangServer()
+    backend = load(server.url)
+    assert "seed" in backend.capabilities.unsupported
+    backend.close()
+    server.stop()
 
 
 def test_log_probabilities_of_a_prompt(remote: TokenServer, driver: Driver) -> None:

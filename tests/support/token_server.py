@@ -158,6 +158,55 @@ class TokenServer:
         return response
 
 
+class SGLangServer(TokenServer):
+    """Speaks SGLang's protocol, as its types are published. `incremental` is its `--incremental-streaming-output`."""
+
+    deterministic = True
+    incremental = False
+
+    def routes(self) -> list[web.RouteDef]:
+        async def model_info(request: web.Request) -> web.Response:
+            return web.json_response({"model_path": "counting", "tokenizer_path": "counting", "is_generation": True})
+
+        async def server_info(request: web.Request) -> web.Response:
+            return web.json_response({"enable_deterministic_inference": self.deterministic, "version": "0.5"})
+
+        async def models(request: web.Request) -> web.Response:
+            return web.json_response({"data": [{"id": "counting", "max_model_len": MAX_MODEL_LEN}]})
+
+        return [
+            web.get("/get_model_info", model_info),
+            web.get("/get_server_info", server_info),
+            web.get("/v1/models", models),
+            web.post("/generate", self._stream),
+        ]
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        params, last = body["sampling_params"], body["input_ids"][-1]
+        for count in range(1, params["max_new_tokens"] + 1):
+            token = last + count
+            end = {"type": "length", "length": count} if count == params["max_new_tokens"] else None
+            if token in params["stop_token_ids"]:
+                end = {"type": "stop", "matched": token}
+            numbers = range(count if self.incremental else 1, count + 1)
+            meta: dict[str, Any] = {"completion_tokens": count, "cached_tokens": 1, "finish_reason": end}
+            if body.get("return_logprob"):
+                meta["output_token_logprobs"] = [[-0.5, last + number, None] for number in numbers]
+                top = [[[-0.5 - rank, last + number + rank, None] for rank in range(2)] for number in numbers]
+                meta["output_top_logprobs"] = top
+            await response.write(
+                _event({"text": "", "output_ids": [last + number for number in numbers], "meta_info": meta})
+            )
+            if end is not None:
+                break
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
