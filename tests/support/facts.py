@@ -21,7 +21,7 @@ _BASES = (LMIError, RequestError, EngineError)
 
 def says(text: object, facts: str) -> bool:
     """Return whether a line of the text has all words of `facts`, whole and in any order. `1` is not in `1.5` or `-1`."""
-    return any(all(_has(line, fact) for fact in facts.split()) for line in str(text).splitlines())
+    return any(all(_has(line, fact) for fact in facts.split()) for line in str(text).splitlines() or [""])
 
 
 class Said(str):
