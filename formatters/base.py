@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,11 +36,11 @@ class Formatter(ABC):
     returns only whole records, and every record ends with a newline.
     """
 
-    content_type: ClassVar[str]
+    content_type: str
     """ "" for a response without the header."""
-    streams: ClassVar[bool]
+    streams: bool
     """True if `feed` returns records. If not, the response is sent with a Content-Length."""
-    waits: ClassVar[bool] = False
+    waits: bool = False
     """True if `feed` and `finish` wait for another process, so they must run where requests may wait."""
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
@@ -52,14 +51,6 @@ class Formatter(ABC):
         """The number of them that came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
         self.truncated: str | None = None
         """The option whose time limit has ended the text. Set before the last deltas."""
-
-    def tell(self, inner: Formatter) -> None:
-        """Copy the counters to a wrapped formatter."""
-        inner.prompt_tokens, inner.cached_tokens, inner.truncated = (
-            self.prompt_tokens,
-            self.cached_tokens,
-            self.truncated,
-        )
 
     @property
     def cut_by(self) -> str | UnsetType:

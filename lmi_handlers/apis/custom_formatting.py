@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from formatters.base import Formatter
 from formatters.openai.completions import CompletionJsonFormatter, CompletionJsonLinesFormatter, CompletionOptions
-from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.lmi.dialect import REQUEST_FORMATTERS, LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.deadline import Deadline
-from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
-from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import Calls, FormatterClient
 from lmi_handlers.custom_code.formatting.messages import FormatInput, ScriptFormatters
 from lmi_handlers.custom_code.messages import Invoke
-from lmi_handlers.serving.custom_formatters import RecordFormatter, TokenFormatter, TokenOptions
-from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
+from lmi_handlers.serving.custom_formatters import RecordRewriter, TokenFormatter, TokenOptions
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 PATIENCE = 1.0
 """Seconds that a request waits for formatters that are being started."""
@@ -57,10 +56,6 @@ class Formatting:
             payload, data=formatted.data, content_type="application/json", adapter=adapter, context=formatted.context
         )
 
-    def dialect(self, dialect: Dialect, new_calls: Callable[[], Calls]) -> Dialect:
-        """Return the dialect of one request. Its answers pass through the output formatter, if there is one."""
-        return FormattedDialect(dialect, self, new_calls)
-
     def calls(self, deadline: Deadline) -> Calls:
         """Return the calls for one request."""
         return Calls(self._client, deadline)
@@ -76,11 +71,10 @@ class Formatting:
             return parsed
         kind = scripts[adapter].output
         if kind != "tokens":
-            inner = parsed.formatter
+            formatter = parsed.formatter
             if kind == "response" and isinstance(dialect, LmiDialect | LmiDynamicDialect):
-                inner = self._completion
-            factory: FormatterFactory = partial(_record_formatter, inner=inner, adapter=adapter, new_calls=new_calls)
-            return msgspec.structs.replace(parsed, formatter=factory)
+                formatter = self._completion
+            return msgspec.structs.replace(parsed, formatter=formatter, rewriter=RecordRewriter(adapter, new_calls))
         parameters = _parameters(payload)
         if isinstance(dialect, LmiDialect) and parameters.get("output_formatter") in REQUEST_FORMATTERS:
             return parsed  # as in LMI, the request's own choice takes precedence
@@ -110,37 +104,6 @@ class Formatting:
         )
         kind = CompletionJsonLinesFormatter if request.stream else CompletionJsonFormatter
         return kind(request, prompts, options=options)
-
-
-class FormattedDialect(Dialect):
-    """A dialect for one request, whose formatter is the model's own."""
-
-    def __init__(self, dialect: Dialect, formatting: Formatting, new_calls: Callable[[], Calls]) -> None:
-        self._dialect = dialect
-        self.id_headers = dialect.id_headers
-        self._formatting = formatting
-        self._new_calls = new_calls
-
-    def parse(self, payload: Payload) -> Parsed:
-        parsed = self._dialect.parse(payload)
-        return self._formatting.format_output(parsed, payload, self._dialect, self._new_calls)
-
-    def error(self, error: LMIError) -> Reply:
-        return self._dialect.error(error)
-
-    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
-        return self._dialect.answer_headers(request, usage)
-
-
-def _record_formatter(
-    request: GenerationRequest,
-    prompts: tuple[RenderedPrompt, ...],
-    *,
-    inner: FormatterFactory,
-    adapter: str,
-    new_calls: Callable[[], Calls],
-) -> Formatter:
-    return RecordFormatter(inner(request, prompts), adapter, new_calls)
 
 
 def _writes(script: ScriptFormatters | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
@@ -16,6 +16,7 @@ from lmi_handlers.engine.client import InFlightRequest
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.text.sequence import SequenceText
 
@@ -36,7 +37,7 @@ class Answer:
         texts: Sequence[SequenceText | PooledPrompt],
         usage: Usage,
         metrics: RequestMetrics,
-        alias: Callable[[str], str],
+        parsed: Parsed,
         run_beside: RunBeside = at_once,
         keep_alive: float = math.inf,
     ) -> None:
@@ -51,7 +52,10 @@ class Answer:
         self._samples = formatter.request.sampling_params.n
         self.usage = usage
         self._metrics = metrics
-        self._alias = alias
+        self._alias = parsed.alias
+        self._rewriter = parsed.rewriter
+        self._on_complete = parsed.on_complete
+        self._text: list[str] = []
         self._run_beside = run_beside
         self._keep_alive = keep_alive if formatter.streams else math.inf
         self._size = 0
@@ -66,7 +70,7 @@ class Answer:
         """Abort the generation."""
         self._chunks.close()
         self._generation.close()
-        self._formatter.close()
+        self._close_formatter()
 
     def _run(self) -> Generator[bytes, None, None]:
         begun = False
@@ -84,7 +88,9 @@ class Answer:
                         begun = True
                         if self._keep_alive < math.inf:
                             generation.silent_at = time.monotonic() + self._keep_alive
-                last = self._runner_of_formatter(self._size)(self._formatter.finish)
+                last = self._rewritten(self._runner_of_formatter(self._size)(self._formatter.finish))
+                if self._on_complete is not None:
+                    self._runner(self._size)(self._on_complete, "".join(self._text))
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected()
                 raise
@@ -94,7 +100,7 @@ class Answer:
                 self.failure = self._told(error).without_frames()
                 last = self._formatter.error(self.failure)
             finally:
-                self._formatter.close()
+                self._close_formatter()
                 self._note_last_token()
         if last:
             yield last
@@ -127,7 +133,17 @@ class Answer:
             usage.longest_sequence = max(usage.longest_sequence, self._token_counts[item.index])
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
-        return self._runner_of_formatter(size)(self._formatter.feed, delta)
+        if self._on_complete is not None:
+            self._text.append(delta.text)
+        return self._rewritten(self._runner_of_formatter(size)(self._formatter.feed, delta))
+
+    def _rewritten(self, data: bytes) -> bytes:
+        return data if self._rewriter is None else self._rewriter.rewrite(data, streams=self.streams)
+
+    def _close_formatter(self) -> None:
+        self._formatter.close()
+        if self._rewriter is not None:
+            self._rewriter.close()
 
     def _note_last_token(self) -> None:
         """Embeddings and scores have no tokens: they have arrived at once."""

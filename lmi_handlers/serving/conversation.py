@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from formatters.base import Formatter
-from lmi_handlers.core.errors import InvalidRequest, LMIError, TurnConflict
-from lmi_handlers.core.outputs import TextDelta
-from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImageSource, RenderedPrompt
-from lmi_handlers.serving.parsed import FormatterFactory, Parsed
+from lmi_handlers.core.errors import InvalidRequest, TurnConflict
+from lmi_handlers.core.request import ChatPrompt, ImageSource
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.sessions.store import StoredSession
 
 MAX_CONVERSATION_BYTES = 1 << 20
@@ -60,67 +58,23 @@ def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: 
             "(option.max_messages): begin another",
             code="conversation_too_long",
         )
-    _encode(Conversation(messages=messages, images=images))
+    turn = Conversation(messages=messages, images=images)
+    _encode(turn)
     prompt = msgspec.structs.replace(
         request.prompts[0], content=msgspec.structs.replace(chat, messages=messages, images=images)
     )
     return msgspec.structs.replace(
         parsed,
         request=msgspec.structs.replace(request, prompts=(prompt,)),
-        formatter=_Factory(parsed.formatter, session, kept, Conversation(messages=messages, images=images)),
+        on_complete=partial(_keep, session, kept, turn),
     )
 
 
-class _Factory:
-    """Makes the formatter of a turn."""
-
-    def __init__(self, inner: FormatterFactory, session: StoredSession, kept: bytes | None, turn: Conversation) -> None:
-        self._inner = inner
-        self._session = session
-        self._kept = kept
-        self._turn = turn
-
-    def __call__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> Formatter:
-        return _RecordingFormatter(self._inner(request, prompts), self._record)
-
-    def _record(self, text: str) -> None:
-        """Keep the turn. Raises `TurnConflict` if another turn of this session has ended in the meantime."""
-        messages = [*self._turn.messages, {"role": "assistant", "content": text}]
-        data = _encode(msgspec.structs.replace(self._turn, messages=messages))
-        if not self._session.replace(_FILE, self._kept, data):
-            raise TurnConflict("another turn of this session ended while this one was answered: send it again")
-
-
-class _RecordingFormatter(Formatter):
-    """Writes what another formatter writes, and passes the whole text on before it ends the answer."""
-
-    def __init__(self, inner: Formatter, record: Callable[[str], None]) -> None:
-        self._inner = inner
-        self._record = record
-        self._text: list[str] = []
-        self.content_type = inner.content_type  # type: ignore[misc]  # as the class of `inner` declares it
-        self.streams = inner.streams  # type: ignore[misc]
-        self.waits = inner.waits  # type: ignore[misc]
-        super().__init__(inner.request, inner.prompts)
-
-    def feed(self, delta: TextDelta) -> bytes:
-        self._text.append(delta.text)
-        self.tell(self._inner)
-        return self._inner.feed(delta)
-
-    def finish(self) -> bytes:
-        data = self._inner.finish()  # may fail, and then the turn is not kept
-        self._record("".join(self._text))
-        return data
-
-    def error(self, error: LMIError) -> bytes:
-        return self._inner.error(error)
-
-    def keep_alive(self) -> bytes:
-        return self._inner.keep_alive()
-
-    def close(self) -> None:
-        self._inner.close()
+def _keep(session: StoredSession, kept: bytes | None, turn: Conversation, text: str) -> None:
+    """Keep the turn. Raises `TurnConflict` if another turn of this session has ended in the meantime."""
+    messages = [*turn.messages, {"role": "assistant", "content": text}]
+    if not session.replace(_FILE, kept, _encode(msgspec.structs.replace(turn, messages=messages))):
+        raise TurnConflict("another turn of this session ended while this one was answered: send it again")
 
 
 def _encode(conversation: Conversation) -> bytes:

@@ -1,4 +1,4 @@
-"""Formatters of a web worker that let the model's own formatter write the answer, in its process."""
+"""Let the model's own formatter write the answer, in its process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TokenFormatter(Formatter):
         new_calls: NewCalls,
     ) -> None:
         super().__init__(request, prompts)
-        self.streams = request.stream  # type: ignore[misc]  # each request decides
+        self.streams = request.stream
         self._options = options
         self._new_calls = new_calls
         self._calls: Calls | None = None
@@ -119,41 +119,24 @@ class TokenFormatter(Formatter):
         ]
 
 
-class RecordFormatter(Formatter):
-    """Sends the documents or records that another formatter writes to the process, which returns what to send instead."""
+class RecordRewriter:
+    """Sends the documents or records that a formatter writes to the process, which returns what to send instead."""
 
-    waits = True
-
-    def __init__(self, inner: Formatter, adapter: str, new_calls: NewCalls) -> None:
-        super().__init__(inner.request, inner.prompts)
-        self.content_type = inner.content_type  # type: ignore[misc]  # as the class of `inner` declares it
-        self.streams = inner.streams  # type: ignore[misc]
-        self._inner = inner
+    def __init__(self, adapter: str, new_calls: NewCalls) -> None:
         self._adapter = adapter
         self._new_calls = new_calls
         self._calls: Calls | None = None
 
-    def feed(self, delta: TextDelta) -> bytes:
-        self.tell(self._inner)
-        return self._formatted(self._inner.feed(delta))
-
-    def finish(self) -> bytes:
-        return self._formatted(self._inner.finish())
-
-    def error(self, error: LMIError) -> bytes:
-        return self._inner.error(error)
-
-    def keep_alive(self) -> bytes:
-        return self._inner.keep_alive()
-
-    def close(self) -> None:
-        if self._calls is not None:
-            self._calls.close(forget=False)
-
-    def _formatted(self, data: bytes) -> bytes:
+    def rewrite(self, data: bytes, *, streams: bool) -> bytes:
+        """Return what replaces a document, or records of a stream. Raises the error that ends the request."""
         if not data:
             return data
         if self._calls is None:
             self._calls = self._new_calls()
-        self._calls.send(Records(self._calls.number, self._adapter, data, self.streams))
+        self._calls.send(Records(self._calls.number, self._adapter, data, streams))
         return self._calls.receive().data
+
+    def close(self) -> None:
+        """Called once there is nothing more to rewrite. May be called twice."""
+        if self._calls is not None:
+            self._calls.close(forget=False)

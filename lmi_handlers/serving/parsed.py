@@ -11,6 +11,7 @@ from formatters.base import Formatter
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
+from lmi_handlers.serving.custom_formatters import RecordRewriter
 from lmi_handlers.text.infill import InfillFormat
 
 
@@ -58,6 +59,8 @@ class Parsed(msgspec.Struct, frozen=True):
 
     `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
     the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence.
+    `rewriter` replaces what the formatter writes. `on_complete` is called with the whole text before an answer of one
+    sequence ends; its error becomes that of the answer.
     """
 
     request: GenerationRequest
@@ -66,3 +69,14 @@ class Parsed(msgspec.Struct, frozen=True):
     check_length: LengthCheck = check_length
     prompt_field: str = "inputs"
     shows_prompt_ids: bool = False
+    rewriter: RecordRewriter | None = None
+    on_complete: Callable[[str], None] | None = None
+
+
+Change = Callable[[Parsed], Parsed]
+"""Changes a request once its body is known to be valid."""
+
+
+def unchanged(parsed: Parsed) -> Parsed:
+    """Return the request as it is."""
+    return parsed

@@ -195,9 +195,7 @@ class ServedModel(Served):
             longest = max(prompt.num_tokens for prompt in rendered)
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
-        return Answer(
-            generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside, self._keep_alive
-        )
+        return Answer(generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive)
 
     def _with_thinking_budget(self, parsed: Parsed) -> Parsed:
         """Settle the cap on thoughts. The option's is not for beam search, whose beams no engine sees."""

@@ -80,8 +80,8 @@ class BatchBodies:
                 code="batch_deadline_exceeded",
             )
         self._budget.check_json(payload.data)
-        payload, dialect = self._dialects.choose(exchange, payload, usage)
-        parsed = dialect.parse(payload)
+        payload, dialect, change = self._dialects.choose(exchange, payload, usage)
+        parsed = change(dialect.parse(payload))
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
         within = self._model.deadline(usage.started, exchange.connected)

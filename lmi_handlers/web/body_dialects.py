@@ -12,6 +12,7 @@ from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.parsed import Change, unchanged
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.custom_code import headers_for_code, invoke_of
 from lmi_handlers.web.exchange import Exchange
@@ -33,10 +34,10 @@ class BodyDialects:
         """True if bodies may be anything, because the model may have an input formatter."""
         return self._formatting is not None
 
-    def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect]:
-        """Return the body to parse, and its dialect. Raises what ends the request if a formatter fails."""
+    def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect, Change]:
+        """Return the body to parse, its dialect, and how the request changes then. Raises the error of a formatter that fails."""
         if self._formatting is None:
-            return payload, self._endpoint.of(payload)
+            return payload, self._endpoint.of(payload), unchanged
         _ = self._model.loaded  # formatters may use its tokenizer; raises `EngineNotReady`
         new_calls = partial(self._formatting.calls, self._model.deadline(usage.started, exchange.connected))
         asked = Request(exchange.environ)  # Flask's is gone once the answer to JSON lines has begun
@@ -44,4 +45,6 @@ class BodyDialects:
         formatted = self._formatting.format_input(payload, invoke, new_calls)
         if formatted is not payload:
             self._budget.check_json(formatted.data)
-        return formatted, self._formatting.dialect(self._endpoint.of(formatted), new_calls)
+        dialect = self._endpoint.of(formatted)
+        change = partial(self._formatting.format_output, payload=formatted, dialect=dialect, new_calls=new_calls)
+        return formatted, dialect, change

@@ -28,6 +28,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.parsed import Change
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.phases import server_timing
@@ -109,9 +110,14 @@ class Exchange:
         if names:
             self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
 
-    def generate(self, model: ServedModel, payload: Payload) -> Response:
-        """Generate the answer. The status line is sent with the first output, so an earlier error sets the status."""
+    def generate(self, model: ServedModel, payload: Payload, *changes: Change) -> Response:
+        """Generate the answer. The status line is sent with the first output, so an earlier error sets the status.
+
+        The request goes through `changes`, in this order, as soon as its body is known to be valid.
+        """
         parsed = self.dialect.parse(payload)
+        for change in changes:
+            parsed = change(parsed)
         self._request = parsed.request
         self.name_ignored(parsed.request.ignored_parameters)
         cutoff = model.cutoff(self.usage.started, stream=parsed.request.stream) if self.hurries else None

@@ -48,9 +48,8 @@ class InvocationsView:
                 self._budget.check_json(payload.data)
             if (response := self._sessions.answer(exchange, payload)) is not None:
                 return response
-            payload, exchange.dialect = self._dialects.choose(exchange, payload, exchange.usage)
-            exchange.dialect = self._sessions.dialect(exchange, exchange.dialect)
-            return exchange.generate(self._model, payload)
+            payload, exchange.dialect, change = self._dialects.choose(exchange, payload, exchange.usage)
+            return exchange.generate(self._model, payload, change, self._sessions.entry(exchange))
         except ModelNotFound as error:
             body = front_end_json({"code": 404, "type": "ModelNotFoundException", "message": str(error)})
             return exchange.close(Response(body, 404, content_type="application/json"), error)

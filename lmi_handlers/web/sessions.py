@@ -7,22 +7,19 @@ and every other request may name one. Source: LMI's page on stateful sessions.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 from flask import Response, request
 
-from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.routes import TEXT
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import LMIError, UnsupportedFeature
-from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.core.usage import Usage
+from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.serving.conversation import continue_conversation
-from lmi_handlers.serving.parsed import Parsed
+from lmi_handlers.serving.parsed import Change, Parsed, unchanged
 from lmi_handlers.sessions.store import SessionStore, StoredSession
 from lmi_handlers.web.exchange import Exchange
 
@@ -80,11 +77,11 @@ class Sessions:
             result = f"Session {session_id} closed"
         return exchange.document(msgspec.json.encode(_SessionResult(result)), "application/json")
 
-    def dialect(self, exchange: Exchange, dialect: Dialect) -> Dialect:
-        """Return the dialect for a request, which the request's session may continue. Raises `InvalidRequest`."""
+    def entry(self, exchange: Exchange) -> Change:
+        """Return what lets a request enter its session, and may continue what that keeps. Raises `InvalidRequest`."""
         session_id = request.headers.get(SESSION_ID)
         if not session_id:
-            return dialect
+            return unchanged
         self._check_enabled()
         session = None if session_id == NEW_SESSION else self._store.open(session_id)
 
@@ -92,7 +89,7 @@ class Sessions:
             entered = session or self._begin(exchange)
             return continue_conversation(parsed, entered, self._max_messages) if self._history else parsed
 
-        return _InSession(dialect, enter)
+        return enter
 
     def _begin(self, exchange: Exchange) -> StoredSession:
         session = self._store.create()
@@ -111,21 +108,3 @@ def refuse_session(why: str) -> None:
     """Raise `UnsupportedFeature` if the request names a session."""
     if request.headers.get(SESSION_ID):
         raise UnsupportedFeature(f"{SESSION_ID} is not supported: {why}")
-
-
-class _InSession(Dialect):
-    """Another dialect, whose requests enter a session once they are known to be valid."""
-
-    def __init__(self, dialect: Dialect, enter: Callable[[Parsed], Parsed]) -> None:
-        self._dialect = dialect
-        self.id_headers = dialect.id_headers
-        self._enter = enter
-
-    def parse(self, payload: Payload) -> Parsed:
-        return self._enter(self._dialect.parse(payload))
-
-    def error(self, error: LMIError) -> Reply:
-        return self._dialect.error(error)
-
-    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
-        return self._dialect.answer_headers(request, usage)

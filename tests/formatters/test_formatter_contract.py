@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
 
 import pytest
 from facts import raises
@@ -89,7 +88,7 @@ def test_no_formatter_is_left_out() -> None:
 
 
 class NoMediaType(JsonLinesFormatter):
-    content_type: ClassVar[str] = "jsonlines"
+    content_type = "jsonlines"
 
 
 class TextLost(JsonLinesFormatter):

@@ -29,6 +29,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ def answer_of(
         [SequenceText(TextRules(tokenizer, params), list(prompt), index=index) for index in range(n)],
         Usage(started=time.monotonic()),
         RequestMetrics(tmp_path, "m"),
-        str,
+        Parsed(request, JsonFormatter, str),
         run_beside,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from formatters.base import Formatter
 from lmi_handlers.core.outputs import TextDelta
 
@@ -11,8 +9,8 @@ from lmi_handlers.core.outputs import TextDelta
 class CsvFormatter(Formatter):
     """One line per token, such as `"Hello",1`, and a last line with the number of prompt tokens."""
 
-    content_type: ClassVar[str] = "text/csv"
-    streams: ClassVar[bool] = True
+    content_type = "text/csv"
+    streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
         return "".join(f'"{token.text}",{token.id}\n' for token in delta.tokens).encode()
