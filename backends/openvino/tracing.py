@@ -29,8 +29,8 @@ from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.probe import Probe
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.file_descriptors import print_to_the_log
 from lmi_handlers.core.load_failure import load_failure
-from lmi_handlers.core.standard_streams import print_to_the_log
 
 _progress = os.fdopen(os.dup(1), "w")
 print_to_the_log()  # what libraries print is not progress

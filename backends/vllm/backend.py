@@ -30,7 +30,6 @@ from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
 from backends.vllm import DECLARATION
 from backends.vllm.adapters import EngineAdapters
-from backends.vllm.counting import of_lookup, of_run
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
@@ -180,7 +179,7 @@ class VLLMBackend(Backend):
             if not running.begun:
                 running.begun = True
                 if self._scheduler.kv_cache_manager.prefix_cache_lookup_enabled(running.record):
-                    self._counters += of_lookup(running.record, output.num_cached_tokens or 0)
+                    self._counters += _counts_of_lookup(running.record, output.num_cached_tokens or 0)
             if output.finished:
                 self._end(output.request_id)
         return results
@@ -267,7 +266,7 @@ class VLLMBackend(Backend):
         self._running[request.request_id] = _Running(request, self._scheduler.requests[engine_id])
 
     def _end(self, request_id: str) -> None:
-        self._counters += of_run(self._running.pop(request_id).record)
+        self._counters += _counts_of_run(self._running.pop(request_id).record)
 
     def _computed_tokens(self) -> int:
         """Return the total number of computed tokens of all running requests."""
@@ -327,3 +326,23 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
         yield "prompt_logprobs"
     if config.device_config.device_type == "cpu" and config.scheduler_config.enable_chunked_prefill:
         yield "seed"  # see engine_args.py
+
+
+# vLLM's own statistics would cost time in every step. Its scheduler keeps the same counts in its record of a request.
+
+
+def _counts_of_lookup(record: Request, num_cached_tokens: int) -> EngineCounters:
+    """Return the counts of the prompt's lookup in the prefix cache."""
+    return EngineCounters(prefix_cache_queries=record.num_prompt_tokens, prefix_cache_hits=num_cached_tokens)
+
+
+def _counts_of_run(record: Request) -> EngineCounters:
+    """Return the counts of a sequence that has ended, except those of its lookup."""
+    speculation = record.spec_decode_metrics
+    if speculation is None:
+        return EngineCounters(num_preemptions=record.num_preemptions)
+    return EngineCounters(
+        spec_decode_num_draft_tokens=speculation.num_draft_tokens,
+        spec_decode_num_accepted_tokens=sum(tokens * steps for tokens, steps in enumerate(speculation.histogram)),
+        num_preemptions=record.num_preemptions,
+    )

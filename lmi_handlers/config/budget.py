@@ -1,6 +1,6 @@
 """Limits of a single request, checked before anything is built from its body.
 
-The limits are options. `openapi/bounds.py` writes the same numbers into the OpenAPI document.
+The limits are options. `openapi/document.py` writes the same numbers into the OpenAPI document.
 """
 
 from __future__ import annotations

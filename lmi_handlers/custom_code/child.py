@@ -16,8 +16,8 @@ from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.file_descriptors import print_to_the_log, read_nothing
 from lmi_handlers.core.log import configure_logging
-from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
 from lmi_handlers.custom_code.async_handler import AsyncHandler
 from lmi_handlers.custom_code.call import is_asynchronous, to_outputs
 from lmi_handlers.custom_code.connection import Connection

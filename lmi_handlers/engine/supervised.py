@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.file_descriptors import print_to_the_log
 from lmi_handlers.core.log import configure_logging, tell
-from lmi_handlers.core.standard_streams import print_to_the_log
 from lmi_handlers.engine.heartbeat import explain
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
 from lmi_handlers.workers.parent import end_with_parent, ignore_signals, read_settings

@@ -28,9 +28,9 @@ from gunicorn.systemd import listen_fds
 
 from lmi_handlers.config.server_settings import default_workers, is_loopback, netloc
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.file_descriptors import for_clients
 from lmi_handlers.core.log import configure_logging, fail, relay_log, tell
 from lmi_handlers.core.log_relay import LogRelay
-from lmi_handlers.core.open_files import for_clients
 from lmi_handlers.engine.runtime_folder import end_server, has_given_up, make_runtime_folder
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.launch.listening import Address, host_of, who_can_connect

@@ -13,7 +13,7 @@ from pathlib import Path
 from lmi_handlers.core.errors import EngineNotReady, LMIError, ModelNotFound, NoRoomYet, QueueFull
 from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.engine.status import EngineState
-from lmi_handlers.models.client import ask
+from lmi_handlers.models.command_socket import ask
 from lmi_handlers.models.held_model import HeldModel, ModelApp, hold_model
 from lmi_handlers.models.messages import Command, Wake
 from lmi_handlers.models.registry import (

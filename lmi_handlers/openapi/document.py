@@ -9,12 +9,11 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from lmi_handlers import __version__
-from lmi_handlers.apis.documentation import Documentation
+from lmi_handlers.apis.documentation import Bounds, Documentation
 from lmi_handlers.apis.routes import Action, Contents, Failure, Parameter, Route, Types
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.json_types import PREFIX, Schema
-from lmi_handlers.openapi.bounds import narrowed
 from lmi_handlers.openapi.failures import failures
 from lmi_handlers.openapi.schemas import bind, components
 from lmi_handlers.web.access_control import needs_permission
@@ -205,3 +204,26 @@ def _name(schema: Schema) -> str:
 
 def _examples(found: Mapping[str, object]) -> Schema:
     return {"examples": {name: {"value": value} for name, value in found.items()}} if found else {}
+
+
+def narrowed(bounds: Bounds, budget: Budget) -> Bounds:
+    """Return `bounds`, tightened by the budget of a request."""
+    added: dict[str, Mapping[str, Any]] = {
+        **budget.keywords(),
+        **{name: {"maximum": budget.max_sequences} for name in ("n", "best_of", "num_beams")},
+        "inputs": {"maxItems": budget.max_sequences},
+    }
+    return {name: _both(bounds.get(name, {}), added.get(name, {})) for name in {**bounds, **added}}
+
+
+def _both(keywords: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two sets of keywords. The stricter bound wins."""
+    joined = {**keywords, **others}
+    for name in keywords.keys() & others.keys():
+        if name == "items":
+            joined[name] = _both(keywords[name], others[name])
+        elif name.startswith("min"):
+            joined[name] = max(keywords[name], others[name])
+        elif name.startswith("max"):
+            joined[name] = min(keywords[name], others[name])
+    return joined

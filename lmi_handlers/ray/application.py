@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import DeploymentActorConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, DeploymentActorConfig
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.preflight.configuration import Configuration, read_configuration
 from lmi_handlers.ray.arguments import Arguments
-from lmi_handlers.ray.autoscaling import autoscaling_config
 from lmi_handlers.ray.environ import replica_environ
 from lmi_handlers.ray.replica import Replica
-from lmi_handlers.ray.resources import has_room, max_ongoing_requests, nodes_of, resources_of
+from lmi_handlers.ray.resources import batch_size, has_room, max_ongoing_requests, nodes_of, resources_of
 from lmi_handlers.ray.routing.members import ACTOR, Members
 from lmi_handlers.ray.routing.router import Routing, is_behind_haproxy
 
 DEPLOYMENT = "lmi"
 """Its name: a Serve configuration may override the options of the deployment."""
 
+_POLICY = "lmi_handlers.ray.autoscaling_policy:Policy"
+_RECORD_SECONDS = 2.0
+_LOOK_BACK_SECONDS = 10.0
 _HEALTH_CHECK_SECONDS = 2.0
 _RETRIES = 3
 _SHUTDOWN_SECONDS = 90
@@ -87,3 +90,27 @@ def _routing(arguments: Arguments, configuration: Configuration, ray_environ: Ma
     if arguments.routing != "least" and not is_behind_haproxy({**os.environ, **ray_environ}):
         raise ConfigError(f"routing={arguments.routing} needs RAY_SERVE_ENABLE_HA_PROXY=1, for all of Ray")
     return Routing(arguments.routing, configuration.properties.name)
+
+
+def autoscaling_config(arguments: Arguments, configuration: Configuration) -> AutoscalingConfig | None:
+    """Return Ray's configuration, or None if the number of replicas is fixed.
+
+    Each replica records its load every two seconds, and the policy decides by the mean of the last ten.
+    """
+    if arguments.max_replicas is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the variable that is to replace it is not read yet
+        return AutoscalingConfig(
+            min_replicas=arguments.min_replicas or 1,
+            initial_replicas=arguments.replicas,
+            max_replicas=arguments.max_replicas,
+            upscale_delay_s=arguments.upscale_delay_s,
+            downscale_delay_s=arguments.downscale_delay_s,
+            metrics_interval_s=_RECORD_SECONDS,
+            look_back_period_s=_LOOK_BACK_SECONDS,
+            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+                policy_function=_POLICY,
+                policy_kwargs={"batch": batch_size(configuration), "target_usage": arguments.target_usage},
+            ),
+        )

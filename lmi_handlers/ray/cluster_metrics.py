@@ -20,8 +20,7 @@ from starlette.responses import Response
 
 from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.ray.identity import Identity
-from lmi_handlers.ray.kept_page import Kept
-from lmi_handlers.ray.metrics_page import labelled, merged
+from lmi_handlers.ray.metrics_page import Kept, labelled, merged
 
 _WAIT_SECONDS = 5.0
 """Prometheus itself waits for ten by default."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from lmi_handlers.core.open_files import for_clients
+from lmi_handlers.core.file_descriptors import for_clients
 
 _CONNECTIONS = 4096
 """Ray's own limit of HAProxy's connections."""

@@ -5,12 +5,15 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.ray.autoscaling_policy import KV_CACHE_USAGE, RUNNING, WAITING
 
+_KEPT_SECONDS = 1.0
 _FAMILY = "# HELP "
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", re.MULTILINE | re.ASCII)
 _LOAD: dict[str, tuple[str, Callable[[list[float]], float]]] = {
@@ -60,3 +63,24 @@ def load_in(page: str) -> dict[str, float]:
 def values_in(page: str, metric: str) -> list[float]:
     """Return the values of all series of a gauge."""
     return [float(value) for value in re.findall(rf"^{re.escape(metric)}(?:{{.*}})? (\S+)$", page, re.MULTILINE)]
+
+
+class Kept:
+    """A page that takes time to make. It is made when somebody asks for it, once for all who ask within a second."""
+
+    def __init__(self, make: Callable[[], Awaitable[bytes]]) -> None:
+        self._make = make
+        self._task: asyncio.Task[bytes] | None = None
+        self._made = 0.0
+
+    async def get(self) -> bytes:
+        """Return the page. Raises what `make` raises."""
+        if self._task is None or (self._task.done() and time.monotonic() - self._made > _KEPT_SECONDS):
+            self._task = asyncio.create_task(self._timed())
+        return await asyncio.shield(self._task)  # others may wait for it, too
+
+    async def _timed(self) -> bytes:
+        try:
+            return await self._make()
+        finally:
+            self._made = time.monotonic()

@@ -10,17 +10,26 @@ from collections.abc import Generator, Iterator, Sequence
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
 from lmi_handlers.core.event_loop import RunBeside, at_once
-from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.outputs import FinishReason, TextDelta, TokenOutput
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import InFlightRequest
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.parsed import Parsed
-from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.text.sequence import SequenceText
 
 logger = logging.getLogger(__name__)
+
+
+class PooledPrompt:
+    """Turns the only `TokenOutput` of an embedded prompt into a `TextDelta`."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def feed(self, output: TokenOutput) -> TextDelta:
+        return TextDelta(index=self.index, embedding=output.embedding, finish_reason=output.finish_reason)
 
 
 class Answer:

@@ -31,11 +31,10 @@ from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState, Status, not_ready
 from lmi_handlers.media.images import image_loader
-from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.answer import Answer, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
-from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.serving.served import PATIENCE, Served
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle

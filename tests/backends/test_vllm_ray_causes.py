@@ -53,7 +53,7 @@ except EngineDead as error:
 """
 
 VARIABLES = """
-from backends.vllm.ray.variables import withhold_variables
+from backends.vllm.ray.placement import withhold_variables
 from vllm.v1.executor.ray_env_utils import get_driver_env_vars
 
 withhold_variables()

@@ -13,8 +13,7 @@ from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.metrics.requests import RequestMetrics, page_of
 from lmi_handlers.ray.autoscaling_policy import KV_CACHE_USAGE, RUNNING, WAITING
 from lmi_handlers.ray.forwarding import path_of
-from lmi_handlers.ray.kept_page import Kept
-from lmi_handlers.ray.metrics_page import asks_metrics, labelled, load_in, merged
+from lmi_handlers.ray.metrics_page import Kept, asks_metrics, labelled, load_in, merged
 
 NAME = 'a "b" \\ {c} d\ne="1"'  # whatever a model is called
 
@@ -117,7 +116,7 @@ def test_a_page_is_made_once_for_all_who_ask_even_if_one_leaves() -> None:
 
 
 def test_a_failure_is_told_to_those_who_asked_and_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmi_handlers.ray.kept_page._KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("lmi_handlers.ray.metrics_page._KEPT_SECONDS", 0.0)
     failures = [OSError("gone")]
 
     async def make() -> bytes:

@@ -11,11 +11,24 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from lmi_handlers.apis.adapters.dialect import VllmAdapterDialect
+from formatters.openai.errors import error_document
+from formatters.openai.schemas import OpenAIError
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.documentation import Documentation
-from lmi_handlers.apis.management import PAGE, Act, Fields, Paging, Path, action, document, paging, read_fields
+from lmi_handlers.apis.management import (
+    PAGE,
+    Act,
+    Fields,
+    ManagementDialect,
+    Paging,
+    Path,
+    action,
+    document,
+    paging,
+    read_fields,
+    status_of,
+)
 from lmi_handlers.apis.routes import JSON, TEXT, Action, Contents, Kinds, Parameter, Route
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import (
@@ -235,3 +248,13 @@ def _known(model: Managed, path: Path) -> RegisteredAdapter:
 
 def _text(message: str) -> Reply:
     return Reply(200, message.encode(), TEXT)
+
+
+class VllmAdapterDialect(ManagementDialect):
+    """Renders errors like vLLM, whose status for an adapter that exists is 400."""
+
+    error_type = OpenAIError
+
+    def error(self, error: LMIError) -> Reply:
+        """Render OpenAI's error object."""
+        return Reply(400 if isinstance(error, AdapterExists) else status_of(error), error_document(error))

@@ -1,14 +1,20 @@
-"""Shared by LMI's dialects for embeddings and for scores."""
+"""LMI's dialect for embeddings, and what it shares with that for scores.
+
+Source: the LMI text embedding user guide.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from formatters.base import encode
 from formatters.lmi.embeddings import VectorsFormatter
 from formatters.lmi.schemas import LmiError
 from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.lmi.body import parse_inputs
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import LMIError
@@ -45,3 +51,21 @@ class LmiPoolingDialect(Dialect):
             ignored_parameters=ignored,
         )
         return Parsed(request, partial(VectorsFormatter, single=single), str)
+
+
+class LmiEmbeddingRequest(msgspec.Struct):
+    """A text, or a list of texts."""
+
+    # For the document only: `parse_inputs` checks bodies by hand.
+    inputs: str | list[str]
+
+
+class LmiEmbeddingDialect(LmiPoolingDialect):
+    """`{"inputs": ".." | ["..", ..]}`, with `option.task=text-embedding`. `normalize` is the default of the server."""
+
+    def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget, normalize: bool) -> None:
+        super().__init__(facts, PoolingParams(normalize=normalize), budget=budget)
+
+    def parse(self, payload: Payload) -> Parsed:
+        inputs, single, ignored = parse_inputs(payload, self._budget)
+        return self._parsed(payload, tuple(Prompt(text, payload.adapter) for text in inputs), ignored, single=single)

@@ -24,7 +24,7 @@ from lmi_handlers.apis.documentation import (
 from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
-from lmi_handlers.apis.lmi.embedding import LmiEmbeddingDialect, LmiEmbeddingRequest
+from lmi_handlers.apis.lmi.pooling import LmiEmbeddingDialect, LmiEmbeddingRequest
 from lmi_handlers.apis.lmi.ranking import LmiRankingDialect, LmiRankingRequest
 from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Route, Types, generation
 

@@ -31,9 +31,8 @@ from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, TEXT_GENERATIO
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.bounds import tgi_bounds
-from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
 from lmi_handlers.apis.tgi.dialect import COMPAT_FORMATTERS, CompatDialect, GenerateDialect
-from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
+from lmi_handlers.apis.tgi.tokenize import ChatBody, chat_tokenize, decode_chat, tokenize
 from lmi_handlers.apis.vllm import tokenize as vllm_tokenize
 from lmi_handlers.core.errors import EngineNotReady, InvalidChat
 from lmi_handlers.engine.status import EngineState

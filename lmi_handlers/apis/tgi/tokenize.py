@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import msgspec
 
 from formatters.tgi.schemas import ChatTokenizeResponse
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.decoding import decode_typed, unknown_names
+from lmi_handlers.apis.openai.body import ChatCompletionBody
+from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.tgi.body import TokenizeBody
-from lmi_handlers.apis.tgi.chat import ChatBody
+from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidChat, InvalidRequest
 from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.core.request import ChatPrompt, PromptContent
@@ -15,6 +22,28 @@ from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.spans import TokenSpan, token_spans
+
+
+class ChatBody(msgspec.Struct, frozen=True):
+    """The body of `/chat_tokenize`: a chat request, reduced to the fields that make up the prompt."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    guideline: str | None = None
+
+    def prompt(self) -> ChatPrompt:
+        """Return the input of the chat template."""
+        messages = [message.with_links(f"messages[{place}]") for place, message in enumerate(self.messages)]
+        variables = {} if self.guideline is None else {"guideline": self.guideline}
+        return ChatPrompt(messages=messages, tools=self.tools, template_kwargs=variables)
+
+
+def decode_chat(payload: Payload, budget: Budget) -> tuple[ChatBody, tuple[str, ...]]:
+    """Return the body and the names of fields that chat requests do not have. Raises `InvalidRequest`."""
+    ignored = unknown_names(payload.fields, ChatCompletionBody, nulls=False)
+    body = decode_typed(payload.data, ChatBody)
+    budget.check_fields(body)
+    return body, ignored
 
 
 def tokenize(model: ServedModel, body: TokenizeBody) -> list[TokenSpan]:

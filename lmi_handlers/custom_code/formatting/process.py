@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.file_descriptors import print_to_the_log, read_nothing
 from lmi_handlers.core.log import configure_logging, tell
-from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
 from lmi_handlers.custom_code.failures import author_traceback, load_error, named
 from lmi_handlers.custom_code.formatting.hang_watch import HangWatch
 from lmi_handlers.custom_code.formatting.messages import (

@@ -1,4 +1,4 @@
-"""Keys of requests that one replica should answer: the model or adapter, the salt, and the prompt's beginning.
+"""Signs in a request of the replica that should answer it: its session, or a key of model or adapter, salt and prompt.
 
 A key is only a hint, so bodies are not parsed: their first bytes are searched. A wrong key costs a cache, not an answer.
 """
@@ -24,6 +24,10 @@ _IN_PATH = re.compile(r"/(?:predictions/([^/]+)|models/([^/]+)(?:/[^/]+)?/invoke
 _IN_QUERY = ("model_name", "adapter")
 _IN_HEADERS = (b"x-amzn-sagemaker-adapter-identifier", b"x-amzn-sagemaker-target-model")
 _IN_BODY = re.compile(rb'"(?:model|adapters)"\s*:\s*\[?\s*"([^"\\]{1,256})"')
+_SESSION_HEADER = b"x-amzn-sagemaker-session-id"
+_SESSION_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}-([0-9a-z]{1,64})")
+"""`<uuid>-<replica>`: the name of the replica that has the session."""
+
 _SALT = re.compile(rb'"cache_salt"\s*:\s*"([^"\\]{1,256})"')
 _PROMPT = re.compile(rb'"(?:messages|prompt|inputs|input|text)"\s*:\s*')
 
@@ -54,3 +58,9 @@ def model_of(path: str, query: str, headers: Mapping[bytes, bytes], head: bytes)
         if given := headers.get(header):
             return given.removesuffix(b".tar.gz")[:_MAX_NAME]
     return match[1] if (match := _IN_BODY.search(head)) else b""
+
+
+def holder(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the name of the replica with the request's session, None if it has none, or one that says no name."""
+    found = _SESSION_ID.fullmatch(headers.get(_SESSION_HEADER, b""))
+    return found[1].decode() if found else None

@@ -15,9 +15,8 @@ from starlette.types import Receive, Scope, Send
 from lmi_handlers.ray.bodies import Body, has_body, read_head
 from lmi_handlers.ray.forwarding import answer_error, answer_no_server, ask, relay, url_of
 from lmi_handlers.ray.gate import taking
-from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
+from lmi_handlers.ray.routing.keys import HEAD, By, holder, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
-from lmi_handlers.ray.routing.session_ids import holder
 from lmi_handlers.ray.server import HOST, session_of
 
 if TYPE_CHECKING:  # it imports Ray
