@@ -21,6 +21,7 @@ from lmi_handlers.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     RequestFailed,
+    TurnConflict,
 )
 from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.core.request import GenerationRequest, Prompt
@@ -39,7 +40,14 @@ T = TypeVar("T")
 
 
 def answer_of(
-    client: EngineClient, tmp_path: Path, prompt: bytes, *, n: int = 1, run_beside: RunBeside = at_once, **options: Any
+    client: EngineClient,
+    tmp_path: Path,
+    prompt: bytes,
+    *,
+    n: int = 1,
+    run_beside: RunBeside = at_once,
+    on_complete: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Answer:
     tokenizer = Tokenizer(tmp_path, build_byte_bundle(tmp_path))
     params = SamplingParams(n=n)
@@ -50,7 +58,7 @@ def answer_of(
         [SequenceText(TextRules(tokenizer, params), list(prompt), index=index) for index in range(n)],
         Usage(started=time.monotonic()),
         RequestMetrics(tmp_path, "m"),
-        Parsed(request, JsonFormatter, str),
+        Parsed(request, JsonFormatter, str, on_complete=on_complete),
         run_beside,
     )
 
@@ -95,3 +103,24 @@ def test_failed_answer_is_freed_without_the_garbage_collector(
         wait_until(lambda: kept() is None)  # the client's thread may still hold the error, whose traceback refers to it
     finally:
         gc.enable()
+
+
+def test_the_whole_text_is_passed_on_before_the_answer_ends(client: EngineClient, tmp_path: Path) -> None:
+    texts: list[str] = []
+    document = json.loads(b"".join(answer_of(client, tmp_path, b"abc", on_complete=texts.append)))
+    assert texts == [document["generated_text"]] == ["abc"]
+
+
+def test_what_is_not_passed_on_is_an_error_of_the_answer(client: EngineClient, tmp_path: Path) -> None:
+    def refuse(_: str) -> None:
+        raise TurnConflict("too late")
+
+    with pytest.raises(TurnConflict):
+        b"".join(answer_of(client, tmp_path, b"abc", on_complete=refuse))
+
+
+def test_a_text_that_does_not_become_complete_is_not_passed_on(client: EngineClient, tmp_path: Path) -> None:
+    texts: list[str] = []
+    with pytest.raises(RequestFailed):
+        b"".join(answer_of(client, tmp_path, b"RAISE@2", on_complete=texts.append))
+    assert texts == []
