@@ -57,6 +57,12 @@ TOOL_FORMATS = {
         ToolFormat("lfm2", (Tag("<|tool_call_start|>", "<|tool_call_end|>"),)),
         ToolFormat("seed_oss", (Tag("<seed:tool_call>", "</seed:tool_call>"),), bare="<"),
         ToolFormat("minimax_m2", (Tag("<minimax:tool_call>", "</minimax:tool_call>"),), bare="<"),
+        ToolFormat("dots", (Tag("<dots_function_call>", "</dots_function_call>"),), bare="<"),
+        ToolFormat(
+            "gigachat3",
+            (Tag("function call<|role_sep|>\n"), Tag("<|function_call|>")),
+            section=Tag("<|message_sep|>\n\n"),
+        ),
         ToolFormat(
             "deepseek_v3",
             (Tag("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),),
@@ -120,6 +126,7 @@ _MARKERS = (
     ("<seed:tool_call>", "seed_oss"),
     ("<function=", "qwen3_xml"),
     ("<minimax:tool_call>", "minimax_m2"),
+    ("<dots_function_call>", "dots"),
     ("｜DSML｜", "deepseek_v32"),
     ("tool['type'] + '<｜tool▁sep｜>'", "deepseek_v3"),
     ("<｜tool▁sep｜>", "deepseek_v31"),

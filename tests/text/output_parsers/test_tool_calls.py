@@ -169,6 +169,11 @@ GOLDEN: list[tuple[str, str, Message]] = [
     ("minimax_m2", f"So.\n<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", ("So.", [WEATHER])),
     ("minimax_m2", f'<minimax:tool_call>\n{INVOKE}\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
      ("", [WEATHER, ("f", "{}")])),
+    ("dots", f"So.\n<dots_function_call>\n{INVOKE}\n{INVOKE}\n</dots_function_call>", ("So.", [WEATHER] * 2)),
+    ("dots", '<dots_function_call>{"name": "f", "arguments": {}}</dots_function_call>', ("", [("f", "{}")])),
+    ("gigachat3", 'So.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {}}', ("So.", [("f", "{}")])),
+    ("gigachat3", 'So.<|function_call|>{"name": "f", "arguments": {}}', ("So.", [("f", "{}")])),
+    ("gigachat3", "So.<|message_sep|>\n\nNo.", ("So.<|message_sep|>\n\nNo.", [])),
     ("minimax_m2", f"So.\n{INVOKE}\n</minimax:tool_call>", ("So.", [WEATHER])),
     ("minimax_m2", '<minimax:tool_call><invoke name="get_weather"><parameter name="days">3</parameter><parameter name="note">'
      "\n7 < 8\n</parameter></invoke></minimax:tool_call>", ("", [("get_weather", '{"days": 3, "note": "\\n7 < 8\\n"}')])),

@@ -27,6 +27,7 @@ from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS, choose_t
         ('functools[{"name": [function name]', "phi4_mini_json"),
         ("toolcall_begin_token = '<seed:tool_call>' ... \\n<function=example_function_name>", "seed_oss"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        ("<dots_function_call>\n<invoke name=", "dots"),
         ('{%- set dsml_token = "｜DSML｜" -%}', "deepseek_v32"),
         ("{{'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name']", "deepseek_v3"),
         ("{{'<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'", "deepseek_v31"),
