@@ -22,8 +22,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The model on disk, as resolved by the engine process. `path` is None for a backend that needs no model.
 
     `path` is a folder of safetensors with their configuration, and `gguf_file` is None. Only a backend that declares
-    `reads_gguf` gets GGUF files as such: then `path` is a folder with the file's tokenizer.json. `cache` is a folder,
-    which need not exist, in which a backend may keep what it converts the model to
+    `reads_gguf`, or that it needs no weights, gets GGUF files as such: then `path` is a folder with the file's
+    tokenizer.json. `cache` is a folder, which need not exist, in which a backend may keep what it converts the model to
     (`lmi_handlers.core.convert_once`).
 
     `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.

