@@ -24,7 +24,7 @@ ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 """What is raised if the remote is not there, or no longer."""
 
 
-class Answer(NamedTuple):
+class RemoteAnswer(NamedTuple):
     """A whole answer."""
 
     status: int
@@ -51,14 +51,14 @@ class Client:
         """Close all connections."""
         await self._session.close()
 
-    async def ask(self, path: str, body: Any = None, *, seconds: float, longest: int = MAX_ANSWER) -> Answer:
+    async def ask(self, path: str, body: Any = None, *, seconds: float, longest: int = MAX_ANSWER) -> RemoteAnswer:
         """Return the answer to a GET, or to a POST of `body` as JSON.
 
         Raises one of `ConnectionFailed`, or `RequestFailed` for an answer with more than `longest` bytes.
         """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         async with self._request(path, body, timeout=timeout) as response:
-            return Answer(response.status, await _read(response, longest))
+            return RemoteAnswer(response.status, await _read(response, longest))
 
     async def answer(self, path: str, body: Any, *, longest: int) -> bytes:
         """Return the whole answer to a request that generates. Raises as `events` does."""

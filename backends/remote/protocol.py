@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from backends.remote.client import MAX_EVENT, Answer, Client, error_message
+from backends.remote.client import MAX_EVENT, Client, RemoteAnswer, error_message
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -97,7 +97,7 @@ class Protocol(ABC):
         return None
 
 
-def read(answer: Answer, kind: type[T]) -> T | None:
+def read(answer: RemoteAnswer, kind: type[T]) -> T | None:
     """Return the answer, None if it has another status or another form."""
     if answer.status != 200:
         return None
@@ -107,7 +107,7 @@ def read(answer: Answer, kind: type[T]) -> T | None:
         return None
 
 
-def check_key(answer: Answer, variable: str) -> None:
+def check_key(answer: RemoteAnswer, variable: str) -> None:
     """Raise `ConfigError` if the remote does not accept the key."""
     if answer.status in (401, 403):
         raise ConfigError(

@@ -22,7 +22,7 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     INVOCATIONS,
     ContainerCall,
-    Deadline,
+    ContainerTimeLimit,
     NoClient,
     container_environ,
 )
@@ -135,7 +135,7 @@ def _call_container(invocation: AsyncInvocation) -> ContainerCall:
     client = EnvironBuilder(
         INVOCATIONS, method="POST", data=body, content_type=invocation.content_type, headers=headers
     ).get_environ()
-    deadline = Deadline(invocation.time_limit)
+    deadline = ContainerTimeLimit(invocation.time_limit)
     with app.app_context():
         environ = container_environ(
             client | {"gunicorn.socket": NoClient()}, "InvokeEndpointAsync", invocation.accept, deadline

@@ -39,7 +39,7 @@ class TimeLimitExceeded(Exception):
     """The container did not finish within its time limit."""
 
 
-class Deadline:
+class ContainerTimeLimit:
     """A time limit in seconds, from now."""
 
     def __init__(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class ContainerCall:
     """
 
     def __init__(
-        self, app: Flask, endpoint: str, environ: dict[str, Any], deadline: Deadline, source: str = "primary"
+        self, app: Flask, endpoint: str, environ: dict[str, Any], deadline: ContainerTimeLimit, source: str = "primary"
     ) -> None:
         self._endpoint = endpoint
         self._deadline = deadline
@@ -111,7 +111,7 @@ class ContainerCall:
 
 
 def call_container(
-    endpoint: str, deadline: Deadline, *, api: str | None, accept: str | None, path: str = INVOCATIONS
+    endpoint: str, deadline: ContainerTimeLimit, *, api: str | None, accept: str | None, path: str = INVOCATIONS
 ) -> ContainerCall:
     """Pass the request that Flask is handling to the container. Raises `ModelError`."""
     environ = container_environ(request.environ, api, accept, deadline, path)
@@ -124,7 +124,11 @@ def _app() -> Flask:
 
 
 def container_environ(
-    environ: Mapping[str, Any], api: str | None, accept: str | None, deadline: Deadline, path: str = INVOCATIONS
+    environ: Mapping[str, Any],
+    api: str | None,
+    accept: str | None,
+    deadline: ContainerTimeLimit,
+    path: str = INVOCATIONS,
 ) -> dict[str, Any]:
     """Derive the WSGI environment of the container's request from that of the client's.
 
@@ -157,7 +161,7 @@ def _adapter(component: str | None) -> str | None:
 class ContainerSocket:
     """The client's connection as the container sees it. It reports "closed" after the `deadline`."""
 
-    def __init__(self, sock: Any, deadline: Deadline) -> None:
+    def __init__(self, sock: Any, deadline: ContainerTimeLimit) -> None:
         self._sock = sock
         self._deadline = deadline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Response, request
 
 from lmi_handlers.laptop.sagemaker_runtime.constraints import INVOKE, check_headers
-from lmi_handlers.laptop.sagemaker_runtime.container import Deadline, answer_headers, call_container
+from lmi_handlers.laptop.sagemaker_runtime.container import ContainerTimeLimit, answer_headers, call_container
 
 
 class InvokeEndpoint:
@@ -19,7 +19,7 @@ class InvokeEndpoint:
     def invoke(self, endpoint: str) -> Response:
         """Answer the request. Raises `ServiceError`."""
         check_headers(request.headers, INVOKE)
-        deadline = Deadline(self._time_limit)
+        deadline = ContainerTimeLimit(self._time_limit)
         call = call_container(endpoint, deadline, api="InvokeEndpoint", accept=request.headers.get("Accept"))
         response = Response(call.read(), content_type=call.content_type)
         response.headers.extend(answer_headers(request.headers, call.headers))

@@ -11,7 +11,7 @@ from lmi_handlers.laptop.sagemaker_runtime import eventstream
 from lmi_handlers.laptop.sagemaker_runtime.constraints import INVOKE_STREAM, PREFIX, check_headers
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     ContainerCall,
-    Deadline,
+    ContainerTimeLimit,
     TimeLimitExceeded,
     answer_headers,
     call_container,
@@ -37,7 +37,7 @@ class InvokeEndpointWithResponseStream:
         """Answer the request. Raises `ServiceError`."""
         check_headers(request.headers, INVOKE_STREAM)
         accept = request.headers.get(PREFIX + "Accept")
-        deadline = Deadline(self._time_limit)
+        deadline = ContainerTimeLimit(self._time_limit)
         call = call_container(endpoint, deadline, api="InvokeEndpointWithResponseStream", accept=accept)
         response = Response(self._events(call), content_type=eventstream.CONTENT_TYPE)
         response.call_on_close(call.close)

@@ -18,7 +18,7 @@ from flask import Response, request
 from lmi_handlers.laptop.sagemaker_runtime.constraints import COMPONENT, INVOKE, check_headers
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     ContainerCall,
-    Deadline,
+    ContainerTimeLimit,
     TimeLimitExceeded,
     answer_headers,
     call_container,
@@ -47,7 +47,7 @@ class OpenAIChat:
         if component is not None:
             COMPONENT.check(component)
             request.environ["HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT"] = component
-        deadline = Deadline(self._time_limit)
+        deadline = ContainerTimeLimit(self._time_limit)
         call = call_container(endpoint, deadline, api=None, accept=request.headers.get("Accept"), path=_CONTAINER_PATH)
         if call.content_type.startswith(_EVENTS):
             deadline.extend(self._stream_time_limit)
