@@ -5,6 +5,8 @@ VENV ?= .venv
 PORT ?= 8080
 JOBS ?= 2
 BIN := $(VENV)/bin
+# Whatever the shell says: processes without compiled modules need two to three times as long to start. (Empty is unset.)
+export PYTHONDONTWRITEBYTECODE :=
 # pip would try for a minute to find versions of the dependencies for an older Python.
 CHECK_PYTHON := import sys; sys.exit("Python %d.%d is too old: choose 3.10 or later with PYTHON=python3.12, for example" \
 	% sys.version_info[:2] if sys.version_info < (3, 10) else 0)
