@@ -1,4 +1,4 @@
-"""Where the remote engine listens."""
+"""The address of the remote engine."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class RemoteBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the protocol has, within the limits that the remote states."""
+        """The capabilities of the protocol, within the limits of the remote."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:

@@ -21,7 +21,7 @@ _CONNECT_SECONDS = 10.0
 _LONGEST_MESSAGE = 400
 
 ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-"""What is raised if the remote is not there, or no longer."""
+"""The errors of a remote that is not there, or no longer."""
 
 
 class RemoteAnswer(NamedTuple):

@@ -48,7 +48,7 @@ class StartedEngine:
 
     @property
     def end(self) -> str:
-        """How the engine has ended, "" while it runs."""
+        """The end of the engine, in words, "" while it runs."""
         status = self._process.poll()
         return "" if status is None else describe(status)
 

@@ -16,7 +16,7 @@ KEY_VARIABLE = "LMI_ENGINE_KEY"
 
 
 class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the remote engine is, and how it is spoken to."""
+    """Address and protocol of the remote engine."""
 
     engine_url: Annotated[
         str | None,

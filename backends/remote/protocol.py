@@ -1,4 +1,4 @@
-"""What every protocol of a remote engine is to the rest of this folder."""
+"""The interface of the protocols of remote engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sequence:
 
     @property
     def params(self) -> SamplingParams:
-        """What the request asks of the sampler."""
+        """The request's sampling parameters."""
         return self.request.sampling_params
 
     @property
@@ -44,7 +44,7 @@ class Sequence:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a remote says about itself. `max_model_len` is None if it does not say. `unsupported` adds to the protocol's."""
+    """A remote's description of itself. `max_model_len` is None if it does not say. `unsupported` adds to the protocol's."""
 
     model: str
     max_model_len: int | None = None
@@ -52,7 +52,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Protocol(ABC):
-    """How one kind of server is asked for tokens. It has no state, and knows nothing of connections.
+    """The protocol of one kind of server. It has no state, and knows nothing of connections.
 
     `unsupported` and `max_logprobs` are those of `Capabilities`.
     """

@@ -79,7 +79,7 @@ class Streams:
         self.progress = 0
         """Changes when the remote says that it works."""
         self.death = ""
-        """Why the remote is dead, "" if it is not."""
+        """The cause of the remote's death, "" if it is not."""
         self._watch = loop.run(self._start_watch())
 
     def start(self, sequence: Sequence, body: dict[str, Any]) -> None:

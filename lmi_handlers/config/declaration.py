@@ -135,7 +135,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_gguf(self) -> bool:
-        """Whether it gets GGUF files as they are."""
+        """True if it gets GGUF files as they are."""
         return self.reads_gguf is not None or not self.needs_weights
 
     def why_not(self, gguf: GgufHeader | None, architectures: tuple[str, ...]) -> str | None:

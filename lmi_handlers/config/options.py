@@ -651,7 +651,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     has_asynchronous_handler: bool = False
     """True if `entry_point` names a handler that streams JSON lines, whatever `output_formatter` says."""
     is_named: bool = False
-    """Whether `model_name` or `served_model_name` is the operator's: the name is not that of a directory."""
+    """True if `model_name` or `served_model_name` is the operator's: the name is not that of a directory."""
     has_vllm_variables: bool = False
     """True if variables of SageMaker's image of vLLM configure the server, whose clients expect server-sent events."""
     engine_options: dict[str, Value] = {}

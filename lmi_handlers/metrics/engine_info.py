@@ -1,4 +1,4 @@
-"""What vLLM says of an engine in labels, for routers outside: the blocks of its KV cache, and the adapters in use.
+"""vLLM's labels of an engine, for routers outside: the blocks of its KV cache, and the adapters in use.
 
 The engine process writes a file, because no cell can hold a text. Whoever serves `/metrics` reads those of all engines.
 """

@@ -1,4 +1,4 @@
-"""What the clients with each API key have used: counters with the key's label, which is only known at run time.
+"""The usage by each API key: counters with the key's label, which is only known at run time.
 
 Each label has a number, and all processes of the server the same one: a file has the labels in the order in which they
 were first used. So the values are cells like those of all other metrics.

@@ -48,7 +48,7 @@ class Tokenizer:
         self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
         self._added_ids = {text: token_id for token_id, text in self._added.items()}
         self.infill = find_infill(self._added_ids)
-        """How the model fills in the middle of a text, if its tokenizer tells."""
+        """The marks with which the model fills in the middle of a text, if its tokenizer tells."""
         self._token_texts: dict[int, str] = {}
         self._all_pieces: Pieces | None = None
         self._visible_pieces: Pieces | None = None

@@ -92,7 +92,7 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return bool(self._labels)
 
     def label_of(self, given: bytes) -> str | None:

@@ -126,7 +126,7 @@ class _Answering:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the client still waits for the answer."""
+        """True if the client still waits for the answer."""
         return not self._stopped and self._client.is_open
 
     def limit_writes(self, deadline: float) -> None:

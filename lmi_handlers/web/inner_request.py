@@ -8,7 +8,7 @@ from typing import Any
 from lmi_handlers.web.access_control import ADMITTED
 
 SAGEMAKER_HEADERS = "HTTP_X_AMZN_SAGEMAKER_"
-"""How SageMaker's headers begin in a WSGI environment."""
+"""The beginning of SageMaker's headers in a WSGI environment."""
 
 _TRANSPORT = ("HTTP_HOST", "HTTP_TRANSFER_ENCODING")
 

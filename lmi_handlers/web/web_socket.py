@@ -65,7 +65,7 @@ class WebSocket:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self._protocol.state is State.OPEN
 
     def open(self) -> None:
@@ -175,12 +175,12 @@ class _Message:
 
     @property
     def has_begun(self) -> bool:
-        """Whether bytes have arrived since the last complete message."""
+        """True if bytes have arrived since the last complete message."""
         return self._held is not None
 
     @property
     def is_slow(self) -> bool:
-        """Whether it has kept up less than `MIN_RATE` for longer than the client may be silent."""
+        """True if it has kept up less than `MIN_RATE` for longer than the client may be silent."""
         return self.has_begun and time.monotonic() > self._began + self._patience + self._size / MIN_RATE
 
     def arrived(self, size: int) -> None:
