@@ -18,7 +18,7 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 from lmi_handlers.core.install import install_command
 from lmi_handlers.workers.environment import child_environment
-from lmi_handlers.workers.program import command
+from lmi_handlers.workers.process import KeptProcess, describe
 
 _NEEDED = ("torch", "transformers")
 
@@ -62,14 +62,14 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
             f"{install_command('lmi-handlers[transformers]')}"
         )
     report(f"converting {path.name}")
-    job = msgspec.json.encode(Conversion(str(path), str(folder), trust_remote_code)).decode()
     line = ""
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(
-            command("backends.openvino.tracing", job),
-            env=child_environment(os.environ),
-            stdin=subprocess.DEVNULL,
+        KeptProcess(
+            "backends.openvino.tracing",
+            settings=Conversion(str(path), str(folder), trust_remote_code),
+            environ=child_environment(os.environ),
+            group=False,
             stdout=subprocess.PIPE,
             stderr=errors,
         ) as child,
@@ -90,7 +90,7 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
 
 def _how_it_ended(status: int, written: str) -> str:
     """Say how a child ended that did not say so itself. `written` is what it wrote to standard error."""
-    words = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"status {status}"
+    words = describe(status)
     if status == -signal.SIGKILL:
         words += ", perhaps because memory ran out"
     return ": ".join(filter(None, [f"the conversion ended with {words}", written.rpartition("\n")[2]]))

@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import openvino
@@ -29,8 +28,9 @@ from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.probe import Probe
 from lmi_handlers.core.errors import ConfigError, LoadFailed
-from lmi_handlers.core.file_descriptors import print_to_the_log
+from lmi_handlers.core.file_descriptors import print_to_the_log, read_nothing
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.workers.parent import read_settings
 
 _progress = os.fdopen(os.dup(1), "w")
 print_to_the_log()  # what libraries print is not progress
@@ -236,8 +236,9 @@ def _say(phase: str) -> None:
 
 
 def main() -> int:
-    """Entry point of `python -m backends.openvino.tracing <Conversion>`. Writes phases, last why it failed."""
-    job = msgspec.json.decode(sys.argv[1], type=Conversion)
+    """Entry point of the process, whose settings are a `Conversion`. Writes phases, last why it failed."""
+    job = read_settings(Conversion)
+    read_nothing()
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()

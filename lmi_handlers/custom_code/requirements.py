@@ -25,6 +25,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.process import describe
 
 _PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 _WHEELS = "requirements"
@@ -77,7 +78,7 @@ def _install(file: Path, folder: Path) -> None:
     if status != 0:
         status, output = _run_pip(folder, file, *arguments)
     if status != 0:
-        raise ConfigError(f"{file} cannot be installed: pip ended with status {status}: {'; '.join(output)}")
+        raise ConfigError(f"{file} cannot be installed: pip ended with {describe(status)}: {'; '.join(output)}")
     _check_versions(file, folder / _PACKAGES)
 
 

@@ -25,6 +25,12 @@ _FLUSH_TIMEOUT = 1.0
 logger = logging.getLogger(__name__)
 
 
+def pause() -> None:
+    """Log why a web worker cannot be accepted, and wait before the next try."""
+    logger.exception("a web worker cannot connect")
+    time.sleep(_ACCEPT_PAUSE)
+
+
 class WorkerConnection(Generic[Sent, Received]):
     """A connected web worker. One thread reads and one writes, so a worker that does not read delays nobody else.
 
@@ -122,7 +128,7 @@ Connection = TypeVar("Connection", bound=WorkerConnection[Any, Any])
 class Host(Generic[Sent, Connection]):
     """Accepts web workers, and tells them a state when they connect and on every change.
 
-    `connect` makes the connection of each. `refused` is called if one cannot be accepted, within an `except` block.
+    `connect` makes the connection of each. `refused` is called if one cannot be accepted.
     """
 
     def __init__(
@@ -131,7 +137,7 @@ class Host(Generic[Sent, Connection]):
         state: Sent,
         connect: Callable[[socket.socket], Connection],
         *,
-        refused: Callable[[], object] | None = None,
+        refused: Callable[[], object] = pause,
     ) -> None:
         self._state = state
         self._connect = connect
@@ -179,17 +185,12 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def accepted(listener: socket.socket, refused: Callable[[], object] | None = None) -> Iterator[socket.socket]:
-    """Yield connections, for ever. `refused` is called if one cannot be accepted, by default with a pause after it."""
+def accepted(listener: socket.socket, refused: Callable[[], object] = pause) -> Iterator[socket.socket]:
+    """Yield connections, for ever. `refused` is called if one cannot be accepted, within an `except` block."""
     while True:
         try:
             sock, _ = listener.accept()
         except OSError:  # for example because no file descriptor is left
-            (refused or _pause)()
+            refused()
             continue
         yield sock
-
-
-def _pause() -> None:
-    logger.exception("a web worker cannot connect")
-    time.sleep(_ACCEPT_PAUSE)

@@ -23,6 +23,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
 from typing import IO, Any
 
 import msgspec
@@ -73,6 +74,13 @@ class KeptProcess(subprocess.Popen[bytes]):
             with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status says why
                 self.stdin.write(msgspec.json.encode(settings) + b"\n")
                 self.stdin.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for the end of the process, whose input ends now."""
+        self.close()
+        super().__exit__(kind, error, traceback)
 
     def kill(self) -> None:
         """Kill the process, if it still runs, and the rest of its group."""
