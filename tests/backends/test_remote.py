@@ -94,7 +94,7 @@ def test_command_ends_with_its_parent() -> None:
     program = shlex.join([sys.executable, token_server.__file__])
     code = (
         "from backends.remote.command import StartedEngine, engine_command\n"
-        f"StartedEngine(engine_command({program + ' {port}'!r}))\n"
+        f"engine = StartedEngine(engine_command({program + ' {port}'!r}))\n"
         "print(flush=True)\nimport time\ntime.sleep(3600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -239,7 +239,8 @@ def test_many_streams(remote: TokenServer, driver: Driver) -> None:
     ids = [driver.add([number, 7 * number], max_tokens=20) for number in range(256)]
     for number, outputs in enumerate(driver.finish(*ids)):
         assert tokens(outputs) == list(range(7 * number + 1, 7 * number + 21))
-    assert remote.running == remote.abandoned == 0
+    wait_until(lambda: remote.running == 0)
+    assert remote.abandoned == 0
 
 
 def test_abort_ends_the_sequence_at_the_remote(remote: TokenServer, driver: Driver) -> None:
