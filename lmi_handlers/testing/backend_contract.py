@@ -303,7 +303,8 @@ class BackendContract:
             "prompt_logprobs": limits.max_prompt_logprobs or limits.max_logprobs,
         }
         output = driver.generate(PROMPTS[0], **most)[0]
-        assert [len(top) for top in output.top_logprobs or ()] == [most["logprobs"]] * bool(most["logprobs"]), (
+        count = len(output.token_ids) if most["logprobs"] else 0
+        assert [len(top) for top in output.top_logprobs or ()] == [most["logprobs"]] * count, (
             "top_logprobs must have Capabilities.max_logprobs alternatives if the request asks for as many"
         )
         of_prompt = [len(top or ()) for top in output.prompt_top_logprobs or ()]
