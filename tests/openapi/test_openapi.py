@@ -216,7 +216,8 @@ import json, os
 from lmi_handlers.app import create_app
 app = create_app()
 rules = app._front.url_map if "LMI_MODELS_RUNTIME" in os.environ else app.url_map
-shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(("console.", "docs."))]
+others = ("console.", "docs.", "bidirectional_stream")
+shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(others)]
 print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in shown]))
 os._exit(0)  # whatever else waits for an engine
 """
@@ -225,7 +226,10 @@ Routes = set[tuple[str, str]]
 
 
 def routing_table(tmp_path: Path, **variables: str) -> Routes:
-    """The routes of the application, except for pages and the runtime API of `--local-runtime`, which AWS describes."""
+    """The routes of the application, except for those that OpenAPI is not for.
+
+    These are pages, the runtime API of `--local-runtime`, which AWS describes, and the WebSocket.
+    """
     environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"} | variables
     run = subprocess.run([sys.executable, "-c", _RULES], env=environ, capture_output=True, check=True, timeout=60)
     return {
