@@ -77,7 +77,7 @@ def chose(selection: Selection, name: str, reason: str) -> bool:
             "transformers",
             "vllm CPU build only option.rolling_batch=vllm tensorrt_llm not installed",
         ),
-        (None, None, "NVIDIA", (), "transformers", "vllm not installed tensorrt_llm"),
+        (None, None, "NVIDIA", (), "transformers", "vllm not installed; tensorrt_llm not installed"),
         (
             "gpu",
             None,

@@ -149,13 +149,13 @@ def test_tested_versions() -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"data_parallel_size": "2"}, "option.data_parallel_size 2 vLLM"),
-        ({"data_parallel_rank": "0"}, "option.data_parallel_rank 0 vLLM"),
-        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local 0 vLLM"),
-        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb True vLLM"),
-        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb True vLLM"),
-        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend ray vLLM"),
-        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep True vLLM"),
+        ({"data_parallel_size": "2"}, "option.data_parallel_size 2 minWorkers"),
+        ({"data_parallel_rank": "0"}, "option.data_parallel_rank 0 minWorkers"),
+        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local 0 minWorkers"),
+        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb True minWorkers"),
+        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb True minWorkers"),
+        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend ray minWorkers"),
+        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep True minWorkers"),
         ({"nnodes": "2"}, "option.nnodes 2 only option.distributed_executor_backend=ray"),
         (
             {"distributed_executor_backend": "external_launcher"},

@@ -101,7 +101,7 @@ def test_a_tmp_that_is_too_small_is_named(start: StartContainer) -> None:
     ("model", "environ", "cause"),
     [
         ("file", {}, "/opt/ml/model not directory"),
-        ("folder", {"SAGEMAKER_BIND_TO_PORT": "80"}, "0.0.0.0:80 --host --port"),
+        ("folder", {"SAGEMAKER_BIND_TO_PORT": "80"}, "0.0.0.0:80 Permission denied --host --port"),
         (
             "folder",
             {"SAGEMAKER_SAFE_PORT_RANGE": "any"},

@@ -127,7 +127,8 @@ def test_parameters_reach_the_server(pipe: Pipe, api: str) -> None:
 def test_commands_that_cannot_be_run(pipe: Pipe, line: str, cause: str) -> None:
     ended = pipe(line, "one")
     assert ended.exit_code == 1
-    assert says(ended.stderr, f"lmi: error: {cause}")
+    [error] = ended.stderr.splitlines()
+    assert says(error, f"lmi: error: {cause}")
     assert ended.stdout == "user: one\nassistant: \n"
 
 

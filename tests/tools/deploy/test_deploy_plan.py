@@ -82,9 +82,9 @@ def test_the_model_directory_is_uploaded_and_what_is_secret_is_not_printed(tmp_p
     assert json.loads(result.stdout.replace(str(model), "MODEL")) == json.loads(
         (PLANS / "everything.json").read_bytes()
     )
-    assert says(result.stderr, "permissions application-autoscaling:DeregisterScalableTarget")
+    assert says(result.stderr, "you permissions application-autoscaling:DeregisterScalableTarget")
     assert "iam:PassRole" in result.stderr
-    assert says(result.stderr, "permissions cloudwatch:PutMetricData ec2:CreateNetworkInterface")
+    assert says(result.stderr, "role permissions cloudwatch:PutMetricData ec2:CreateNetworkInterface")
     assert "sns:Publish" in result.stderr
 
 
