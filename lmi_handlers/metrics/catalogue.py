@@ -180,7 +180,8 @@ Generated from `lmi_handlers/metrics/` by
 `GET /metrics` returns Prometheus' text format, on the same port as the APIs and as soon as the
 server listens. SageMaker's detailed observability reads it there. The values cover the whole
 server, whichever web worker answers. Counters start at zero when the server starts, and are kept
-when a worker or an engine is replaced. Every series exists from the start.
+when a worker or an engine is replaced. Every series exists from the start, except those of API keys
+and the two for routers (see below the table).
 
 * A request asks for one answer. It is one body, or one record of a batch body. Each request is
   counted once, when it ends, however it ends: answered, failed, rejected by the server or the
