@@ -168,8 +168,8 @@ class Host(Generic[Sent, Connection]):
             with self._lock:
                 connection = self._connect(sock)
                 connection.send(self._state)
-                self._connections.append(connection)
-            connection.start(functools.partial(self._forget, connection))
+                connection.start(functools.partial(self._forget, connection))
+                self._connections.append(connection)  # started, so that `flush` can wait for it
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:
@@ -180,6 +180,7 @@ def listen(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, in place of one that a dead process has left there."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.settimeout(None)  # a model's code may have called `socket.setdefaulttimeout`
     listener.bind(str(path))
     listener.listen()
     return listener
@@ -193,4 +194,5 @@ def accepted(listener: socket.socket, refused: Callable[[], object] = pause) -> 
         except OSError:  # for example because no file descriptor is left
             refused()
             continue
+        sock.settimeout(None)
         yield sock
