@@ -1,7 +1,8 @@
-"""The address of the remote engine."""
+"""The address of the remote engine, and its key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from backends.remote.options import KEY_VARIABLE
@@ -26,3 +27,11 @@ def engine_url(text: str) -> str:
     if parts.query or parts.fragment:
         raise ConfigError(f"option.engine_url has value {shown!r}: must end with the host, the port or a path")
     return text.rstrip("/")
+
+
+def engine_key(environ: Mapping[str, str]) -> str | None:
+    """Return the remote's key, or None if there is none. Raises `ConfigError` if it cannot be sent in a header."""
+    key = environ.get(KEY_VARIABLE, "").strip()  # a file that a secret comes from often ends with a newline
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{KEY_VARIABLE} must only have printable ASCII characters")
+    return key or None

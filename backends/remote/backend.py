@@ -10,10 +10,10 @@ from collections.abc import Callable
 from backends.base import Backend, ModelFiles
 from backends.max_model_len import choose_max_model_len
 from backends.remote import DECLARATION
-from backends.remote.address import engine_url
+from backends.remote.address import engine_key, engine_url
 from backends.remote.client import Client
 from backends.remote.command import StartedEngine, engine_command
-from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOptions
+from backends.remote.options import DEFAULT_BATCH_SIZE, RemoteOptions
 from backends.remote.protocol import Description, Protocol, Sequence
 from backends.remote.start import compare_tokenizer, find_protocol
 from backends.remote.streams import EventLoop, Streams
@@ -46,7 +46,8 @@ class RemoteBackend(Backend):
         self._loop = loop
         self._client = client
         self._protocol = protocol
-        self._eos_token_ids = model.eos_token_ids
+        # Some files have ids that the model does not. A remote would reject every request that names them.
+        self._eos_token_ids = tuple(token for token in model.eos_token_ids if token < model.vocab_size)
         self._started = started
         self._capabilities = Capabilities(
             backend=DECLARATION.name,
@@ -65,6 +66,7 @@ class RemoteBackend(Backend):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> RemoteBackend:
         """Wait for the remote. Raises `ConfigError` if it is not what the options say."""
         url, command = _where(properties)
+        key = engine_key(os.environ)
         name = properties.options_of(RemoteOptions).engine_protocol
         started: StartedEngine | None = None
         with contextlib.ExitStack() as ends:
@@ -76,7 +78,7 @@ class RemoteBackend(Backend):
                 url = started.url
             loop = EventLoop()
             ends.callback(loop.close)
-            client = loop.run(_connect(url))
+            client = loop.run(_connect(url, key))
             ends.callback(lambda: loop.run(client.close()))
             protocol, description = loop.run(
                 find_protocol(client, name, url, report, _nothing if started is None else started.check_loading)
@@ -93,8 +95,9 @@ class RemoteBackend(Backend):
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Check the address or the command."""
+        """Check the address or the command, and the key."""
         _where(properties)
+        engine_key(os.environ)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -165,5 +168,5 @@ def _nothing() -> None:
     """There is nothing to check while a remote is awaited that others start."""
 
 
-async def _connect(url: str) -> Client:
-    return Client(url, os.environ.get(KEY_VARIABLE) or None)
+async def _connect(url: str, key: str | None) -> Client:
+    return Client(url, key)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
@@ -18,6 +21,10 @@ MAX_ANSWER = 8 << 20
 """Bytes of an answer about the remote itself, which may contain its chat template."""
 
 _CONNECT_SECONDS = 10.0
+
+_IDLE_SECONDS = 3.0
+"""After so long, an unused connection is closed. Servers do so after 5 s, and a request sent just then would be lost."""
+
 _LONGEST_MESSAGE = 400
 
 ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -40,7 +47,7 @@ class Client:
             headers["Authorization"] = f"Bearer {key}"
         self._url = url
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             auto_decompress=False,  # a few compressed bytes may be many
@@ -75,15 +82,19 @@ class Client:
         async with self._request(path, body) as response:
             await _check(response)
             if response.content_type != "text/event-stream":
-                raise RequestFailed(f"the remote engine answered with {response.content_type[:100]}, not with events")
-            rest = b""
+                raise RequestFailed(
+                    f"the remote engine answered with {one_line(response.content_type)}, not with events"
+                )
+            rest = bytearray()
             async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
+                first, *others = chunk.split(b"\n")
+                rest += first
+                for part in others:
+                    if rest.startswith(b"data:"):
+                        yield bytes(rest[5:]).strip()
+                    rest[:] = part
                 if len(rest) > longest:
                     raise RequestFailed(f"the remote engine sent an event with more than {longest} bytes")
-                for line in lines:
-                    if line.startswith(b"data:"):
-                        yield line[5:].strip()
 
     def _request(self, path: str, body: Any, **options: Any) -> Any:
         if body is None:
@@ -134,5 +145,18 @@ def one_line(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a connection failed, on one line."""
-    return one_line(str(error) or type(error).__name__)
+    """Return why a connection failed, on one line. The remote's address is left out, because clients see this."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        error = error.certificate_error
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        error = error.os_error
+    text = str(error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        text = error.message
+    elif isinstance(error, asyncio.TimeoutError):
+        text = "timed out"
+    elif isinstance(error, ssl.SSLError | socket.gaierror):  # their numbers are not those of the system
+        text = error.strerror or ""
+    elif isinstance(error, OSError) and error.errno is not None:
+        text = os.strerror(error.errno)
+    return one_line(text or type(error).__name__)

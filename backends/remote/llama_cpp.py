@@ -107,7 +107,7 @@ class LlamaCppProtocol(Protocol):
             "return_tokens": True,
             "samplers": _SAMPLERS,
             "temperature": params.temperature,
-            "top_k": max(params.top_k, 0),
+            "top_k": sequence.top_k,
             "top_p": params.top_p,
             "min_p": params.min_p,
             "typical_p": params.typical_p,
@@ -174,4 +174,4 @@ def _grammar(wanted: StructuredOutputs | None) -> dict[str, Any]:
     if wanted.grammar is not None:
         return {"grammar": wanted.grammar}
     schema = explicit_json(wanted)
-    return {"json_schema": {"type": "object"} if schema is None else json.loads(schema)}
+    return {"json_schema": {"type": "object"} if schema is None else msgspec.Raw(schema.encode())}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from backends.remote.client import MAX_EVENT, Client, RemoteAnswer, error_message
-from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -22,6 +22,10 @@ Reader = Callable[[bytes], TokenOutput | None]
 
 ASKING = 10.0
 """Seconds within which a remote says something about itself."""
+
+_MAX_TOP_K = 2**30
+_NOT_YET = (502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that is not ready."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +40,16 @@ class Sequence:
     def params(self) -> SamplingParams:
         """The request's sampling parameters."""
         return self.request.sampling_params
+
+    @property
+    def min_tokens(self) -> int:
+        """At most `max_tokens`, which may be less than the client asked for. Remotes reject anything else."""
+        return min(self.params.min_tokens, self.max_tokens)
+
+    @property
+    def top_k(self) -> int:
+        """0 means off. No vocabulary has as many tokens as the maximum, and some remotes compute with 32 bits."""
+        return max(0, min(self.params.top_k, _MAX_TOP_K))
 
     @property
     def prompt(self) -> list[int]:
@@ -69,7 +83,8 @@ class Protocol(ABC):
     async def describe(self, client: Client) -> Description | None:
         """Ask a server that answers what it serves. Returns None if it speaks another protocol.
 
-        Raises one of `ConnectionFailed`, and `ConfigError` for a server that speaks the protocol but does not generate.
+        Raises one of `ConnectionFailed`, `RequestFailed` if it is not ready, and `ConfigError` for a server that speaks
+        the protocol but does not generate.
         """
 
     @abstractmethod
@@ -98,7 +113,9 @@ class Protocol(ABC):
 
 
 def read(answer: RemoteAnswer, kind: type[T]) -> T | None:
-    """Return the answer, None if it has another status or another form."""
+    """Return the answer, None if it has another status or another form. Raises `RequestFailed` if it may come later."""
+    if answer.status in _NOT_YET:
+        raise RequestFailed(f"the remote engine answered with status {answer.status}")
     if answer.status != 200:
         return None
     try:

@@ -108,10 +108,10 @@ class SGLangProtocol(Protocol):
         params = sequence.params
         sampling: dict[str, Any] = {
             "max_new_tokens": sequence.max_tokens,
-            "min_new_tokens": params.min_tokens,
+            "min_new_tokens": sequence.min_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
-            "top_k": params.top_k if params.top_k > 0 else -1,
+            "top_k": sequence.top_k or -1,
             "min_p": params.min_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
@@ -208,7 +208,7 @@ def _grammar(wanted: StructuredOutputs | None) -> dict[str, Any]:
     if wanted.regex is not None:
         return {"regex": wanted.regex}
     if wanted.choice is not None:
-        return {"ebnf": "root ::= " + " | ".join(json.dumps(choice) for choice in wanted.choice)}
+        return {"ebnf": "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted.choice)}
     if wanted.grammar is not None:
         return {"ebnf": wanted.grammar}
     return {"json_schema": explicit_json(wanted) or '{"type": "object"}'}

@@ -14,7 +14,7 @@ from backends.remote.llama_cpp import LlamaCppProtocol
 from backends.remote.protocol import Description, Protocol
 from backends.remote.sglang import SGLangProtocol
 from backends.remote.vllm import VLLMProtocol
-from lmi_handlers.core.errors import ConfigError, RequestError
+from lmi_handlers.core.errors import ConfigError, LoadFailed, RequestError
 
 PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol, "sglang": SGLangProtocol, "llama.cpp": LlamaCppProtocol}
 
@@ -62,11 +62,15 @@ def _not_spoken(name: str, url: str) -> str:
 async def compare_tokenizer(client: Client, protocol: Protocol, description: Description, folder: Path) -> None:
     """Raise `ConfigError` if the remote's tokens are not those of the model in `folder`. It may not say what they are.
 
-    Only what they mean counts: two libraries may cut a text in different places.
+    Only what they mean counts: two libraries may cut a text in different places. Raises `LoadFailed` if the remote is
+    gone again.
     """
     if not (folder / _TOKENIZER).is_file():
         return
-    tokens = await protocol.tokenize(client, _TEXT)
+    try:
+        tokens = await protocol.tokenize(client, _TEXT)
+    except (*ConnectionFailed, RequestError) as error:
+        raise LoadFailed(f"option.engine_url: the remote engine is gone again: {reason(error)}") from error
     if tokens is None:
         return
     tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))

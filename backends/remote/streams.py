@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +32,9 @@ _MAX_EMPTY = 1000
 """Events without tokens in one stream."""
 
 _DRAIN_SECONDS = 1.0
+
+_TOKEN_SECONDS = 1.0
+"""Time that a slow remote needs for a token. Only used where an answer comes as a whole."""
 
 
 class EventLoop:
@@ -61,8 +64,8 @@ class EventLoop:
 class Streams:
     """The running sequences and their outputs. Looks at the remote's health all the time.
 
-    A remote that has not answered for `patience` seconds counts as dead. One that has produced no token for five times as
-    long no longer counts as making progress, although it answers.
+    A remote that has not answered for `patience` seconds counts as dead. One that has produced no token for
+    `longest_silence` no longer counts as making progress, although it answers.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class Streams:
         count += len(output.token_ids)
         if count > sequence.max_tokens:
             raise RequestFailed(f"the remote engine sent more than {sequence.max_tokens} tokens")
-        if any(not 0 <= token < self._vocab_size for token in output.token_ids):
+        if any(not 0 <= token < self._vocab_size for token in _token_ids(output)):
             raise RequestFailed(f"the remote engine sent a token id that is not from 0 to {self._vocab_size - 1}")
         for logprobs in (output.logprobs, output.top_logprobs):
             if logprobs is not None and len(logprobs) != len(output.token_ids):
@@ -189,8 +192,24 @@ class Streams:
                 failures = failures + 1 if status >= 500 else 0
                 if failures >= _FAILURES:
                     self.death = f"{self._protocol.health} has status {status}"
-                if answered - self._last_token < 5 * self._patience:
+                if answered - self._last_token < longest_silence(self._protocol, self._tasks, self._patience):
                     self.progress += 1
+
+
+def longest_silence(protocol: Protocol, running: Iterable[Sequence], patience: float) -> float:
+    """Return the seconds in which a remote that works sends at least one token.
+
+    These are five times `patience`, and more while an answer is awaited that comes as a whole.
+    """
+    whole = (sequence.max_tokens for sequence in running if protocol.longest_answer(sequence) is not None)
+    return 5 * patience + _TOKEN_SECONDS * max(whole, default=0)
+
+
+def _token_ids(output: TokenOutput) -> Iterator[int]:
+    """Yield all token ids that the remote has chosen, also those of the alternatives."""
+    yield from output.token_ids
+    for alternatives in (*(output.top_logprobs or ()), *(output.prompt_top_logprobs or ())):
+        yield from (token for token, _ in alternatives or ())
 
 
 async def _drain(events: AsyncGenerator[bytes, None]) -> None:

@@ -15,10 +15,8 @@ from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 _SAME_NAME = (
-    "min_tokens",
     "temperature",
     "top_p",
-    "top_k",
     "min_p",
     "repetition_penalty",
     "presence_penalty",
@@ -123,6 +121,8 @@ class VLLMProtocol(Protocol):
         values = {name: getattr(params, name) for name in _SAME_NAME}
         values |= {
             "max_tokens": sequence.max_tokens,
+            "min_tokens": sequence.min_tokens,
+            "top_k": sequence.top_k,
             "seed": None if params.seed is None else params.seed % 2**_SEED_BITS,
             "logprobs": params.logprobs + 1 if params.logprobs else params.logprobs,
             "logit_bias": params.logit_bias,
@@ -137,6 +137,8 @@ class VLLMProtocol(Protocol):
             "sampling_params": {name: value for name, value in values.items() if value is not None},
             "stream": self.longest_answer(sequence) is None,
             **({} if salt is None else {"cache_salt": salt}),
+            # With a reasoning parser, vLLM would only apply the grammar after a thought.
+            **({} if params.structured_outputs is None else {"reasoning_ended": True}),
         }
 
     def longest_answer(self, sequence: Sequence) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import token_server
@@ -22,12 +24,19 @@ from token_server import VOCAB_SIZE, SGLangServer, TokenServer
 from waiting import still_running, wait_until
 
 from backends.base import Backend, ModelFiles
+from backends.remote.address import engine_key
 from backends.remote.backend import RemoteBackend
+from backends.remote.client import Client, ConnectionFailed, reason
+from backends.remote.llama_cpp import LlamaCppProtocol
 from backends.remote.options import KEY_VARIABLE
+from backends.remote.protocol import Sequence
+from backends.remote.sglang import SGLangProtocol
+from backends.remote.streams import longest_silence
+from backends.remote.vllm import VLLMProtocol
 from lmi_handlers.core.errors import ConfigError, EngineDead
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
-from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.testing.driver import Driver, tokens
 
@@ -179,6 +188,44 @@ def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> No
     }
 
 
+def sequence(max_tokens: int, /, **params: Any) -> Sequence:
+    request = TokenRequest(request_id="a", prompt=EncodedPrompt([5]), sampling_params=SamplingParams(**params))
+    return Sequence(request, max_tokens, stop_token_ids=())
+
+
+def test_limits_within_those_of_remotes() -> None:
+    """There is less room than asked for, and some remotes compute with 32 bits."""
+    wanted = sequence(3, min_tokens=5, max_tokens=9, top_k=2**40)
+    params = VLLMProtocol().body(wanted)["sampling_params"]
+    assert (params["min_tokens"], params["max_tokens"], params["top_k"]) == (3, 3, 2**30)
+    params = SGLangProtocol().body(wanted)["sampling_params"]
+    assert (params["min_new_tokens"], params["max_new_tokens"], params["top_k"]) == (3, 3, 2**30)
+    assert LlamaCppProtocol().body(wanted)["top_k"] == 2**30
+
+
+def test_end_of_sequence_ids_beyond_the_vocabulary(remote: TokenServer) -> None:
+    backend = load(remote.url, ModelFiles(path=None, eos_token_ids=(2, VOCAB_SIZE), vocab_size=VOCAB_SIZE))
+    Driver(backend, (2,), 60.0).generate([8], max_tokens=1, ignore_eos=False)
+    backend.close()
+    assert remote.bodies[0]["sampling_params"]["stop_token_ids"] == [2]
+
+
+def test_grammars() -> None:
+    schema = '{"type": "integer", "maximum": 100000000000000000000000}'
+    wanted = sequence(3, structured_outputs=StructuredOutputs(json=schema))
+    assert schema.encode() in msgspec.json.encode(LlamaCppProtocol().body(wanted))
+    assert VLLMProtocol().body(wanted)["reasoning_ended"] is True
+    choice = sequence(3, structured_outputs=StructuredOutputs(choice=("\N{GRINNING FACE}",)))
+    assert SGLangProtocol().body(choice)["sampling_params"]["ebnf"] == 'root ::= "\N{GRINNING FACE}"'
+
+
+def test_answers_that_come_as_a_whole_may_take_long() -> None:
+    running = [sequence(4000), sequence(10)]
+    assert longest_silence(VLLMProtocol(), running, 60) == 300
+    assert longest_silence(LlamaCppProtocol(), running, 60) == 4300
+    assert longest_silence(LlamaCppProtocol(), [], 60) == 300
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 def test_sglang(monkeypatch: pytest.MonkeyPatch, incremental: bool) -> None:
     monkeypatch.setattr(SGLangServer, "incremental", incremental)
@@ -265,7 +312,7 @@ def test_abort_ends_the_sequence_at_the_remote(remote: TokenServer, driver: Driv
         (faults.NO_END, "ended its answer before the sequence had ended"),
         (faults.LONG_LINE, "sent an event with more than 1048576 bytes"),
         (faults.EMPTY, "sends events without tokens"),
-        (faults.NOT_EVENTS, "answered with application/json, not with events"),
+        (faults.NOT_EVENTS, "answered with application/json?, not with events"),
         (faults.MOVED, "answered with status 307: no message"),
         (faults.OVERLOADED, "answered with status 503: busy ?[31mxxx"),
         (faults.ERROR_EVENT, "out of blocks"),
@@ -281,6 +328,15 @@ def test_misbehaviour_fails_one_request(driver: Driver, backend: RemoteBackend, 
     assert not invalid
     assert tokens(driver.generate([8], max_tokens=3)) == [9, 10, 11]
     backend.check_health()
+
+
+def test_alternatives_beyond_the_vocabulary(backend: RemoteBackend) -> None:
+    cause, _ = failure(backend, [faults.WRONG_ALTERNATIVE, 5], logprobs=1)
+    assert cause == "the remote engine sent a token id that is not from 0 to 49151"
+
+
+def test_events_in_pieces(driver: Driver) -> None:
+    assert tokens(driver.generate([faults.PIECES, 5], max_tokens=3)) == [6, 7, 8]
 
 
 def test_what_the_remote_rejects_is_the_clients_fault(backend: RemoteBackend) -> None:
@@ -299,10 +355,11 @@ def test_killed_remote(remote: TokenServer, backend: RemoteBackend, driver: Driv
 
 @pytest.mark.parametrize("how", ["hangs", "sick"])
 def test_remote_that_hangs_or_fails(remote: TokenServer, how: str) -> None:
-    backend = load(remote.url, stall_timeout=1)
-    wait_until(lambda: backend.progress > 1)
+    patience = 4 if how == "hangs" else 60  # a look takes 5 s if there is no answer
+    backend = load(remote.url, stall_timeout=patience)
+    wait_until(lambda: backend.progress)
     setattr(remote, how, True)
-    with pytest.raises(EngineDead, match="has not answered for 1 s" if how == "hangs" else "has status 503"):
+    with pytest.raises(EngineDead, match="has not answered for 4 s" if how == "hangs" else "has status 503"):
         wait_until(backend.check_health)
     backend.close()
 
@@ -345,6 +402,38 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
     load(server.url).close()
     server.stop()
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "s3cr\u00e9t", "\x00"])
+def test_key_that_no_header_can_have(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_key({KEY_VARIABLE: key})
+    assert KEY_VARIABLE in str(caught.value)
+    assert key not in str(caught.value)
+    assert engine_key({KEY_VARIABLE: "s3cret\n"}) == "s3cret"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_clients_are_not_told_the_address(url: str) -> None:
+    async def ask() -> str:
+        client = Client(url, None)
+        try:
+            await client.ask("/health", seconds=60)
+        except ConnectionFailed as error:
+            return reason(error)
+        finally:
+            await client.close()
+        raise AssertionError("somebody answers")
+
+    words = asyncio.run(ask())
+    assert words
+    assert not any(part in words for part in ("127.0.0.1", "no-such-host"))
+
+
+def test_proxy_before_a_remote_that_is_not_ready(remote: TokenServer) -> None:
+    remote.not_ready = 2
+    load(remote.url).close()
+    assert remote.not_ready == 0
 
 
 def test_another_model(tiny_llama: Path) -> None:

@@ -21,15 +21,15 @@ MAX_MODEL_LEN = 2048
 HANG, DROP, RUBBISH, WRONG_TYPE, WRONG_ID, NEGATIVE_ID, TOO_MANY, NO_END, LONG_LINE, EMPTY, NOT_EVENTS, MOVED = range(
     1000, 1012
 )
-REFUSED, OVERLOADED, ERROR_EVENT, UNKNOWN_END = range(1012, 1016)
+REFUSED, OVERLOADED, ERROR_EVENT, UNKNOWN_END, WRONG_ALTERNATIVE, PIECES = range(1012, 1018)
 
 
 class TokenServer:
     """Listens on a loopback port. Runs in a thread of this process.
 
     `tokens` are its tokens of any text, None if it does not say. With a `key`, it refuses requests without it.
-    `pace` is the time between two tokens of a stream. `bodies`
-    are the requests that it has got, `running` is how many it answers just now.
+    `pace` is the time between two tokens of a stream. `bodies` are the requests that it has got, `running` is how many it
+    answers just now. So many requests as `not_ready` says are answered with 502, except those about its health.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class TokenServer:
         self.abandoned = 0
         self.hangs = False
         self.sick = False
+        self.not_ready = 0
         self._tokens = tokens
         self._key = key
         self._pace = pace
@@ -78,6 +79,9 @@ class TokenServer:
             await asyncio.sleep(3600)
         if request.path == "/health":
             return web.Response(status=503 if self.sick else 200)
+        if self.not_ready:
+            self.not_ready -= 1
+            return web.Response(status=502)
         if (
             request.path != "/version"
             and self._key is not None
@@ -129,7 +133,7 @@ class TokenServer:
         if fault == OVERLOADED:
             return web.Response(status=503, text="busy\n\x1b[31m" + "x" * 5000)
         if fault == NOT_EVENTS:
-            return web.json_response({"choices": []})
+            return web.Response(body=b"{}", headers={"Content-Type": "application/json\N{ZERO WIDTH SPACE}"})
         if fault == MOVED:
             return web.Response(status=307, headers={"Location": "http://127.0.0.1:9/"})
         if not body["stream"]:
@@ -152,7 +156,9 @@ class TokenServer:
                     request.transport.abort()
                 if fault == NO_END:
                     return response
-            await response.write(_event({"request_id": "r", "choices": [choice]}))
+            event = _event({"request_id": "r", "choices": [choice]})
+            for start in range(0, len(event), 1 if fault == PIECES else len(event)):
+                await response.write(event[start : start + 1] if fault == PIECES else event)
             await asyncio.sleep(self._pace)  # all streams take turns, as in an engine's steps
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -215,6 +221,7 @@ def _with_tokens(*tokens: Any, **fields: Any) -> bytes:
     return _event({"choices": [{"index": 0, "token_ids": list(tokens), **fields}]})
 
 
+_TOO_HIGH = [{"token_id": 2**70, "logprob": -1.0}]
 _EVENTS = {
     HANG: b"",
     DROP: b"",
@@ -227,6 +234,9 @@ _EVENTS = {
     LONG_LINE: b"data: " + b"x" * (3 << 20),
     EMPTY: _event({"choices": []}) * 2000,
     ERROR_EVENT: _event({"error": {"message": "out of blocks", "code": 500}}),
+    WRONG_ALTERNATIVE: _with_tokens(
+        7, logprobs={"content": [{"token_id": 7, "logprob": -0.5, "top_logprobs": _TOO_HIGH}]}
+    ),
     UNKNOWN_END: _with_tokens(finish_reason="repetition\nof everything"),
 }
 
