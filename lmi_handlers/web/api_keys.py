@@ -65,7 +65,7 @@ def read_api_keys(path: Path) -> dict[str, str]:
                 "underscores, and a key of 8 to 512 printable ASCII characters"
             )
         if keys.setdefault(words[1], words[0]) != words[0]:
-            raise ConfigError(f"{KEY_FILE} {path}, line {number}: the key of another label")
+            raise ConfigError(f"{KEY_FILE} {path}, line {number}: this key has another label already")
         if len(keys) > MAX_KEYS:
             raise ConfigError(f"{KEY_FILE} {path} has more than {MAX_KEYS} keys")
     if not keys:

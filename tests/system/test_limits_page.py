@@ -15,11 +15,13 @@ from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, heartbeat, job_queue
 from lmi_handlers.media import images
+from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
+from lmi_handlers.web import api_keys
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.workers import channel, sender
 
@@ -58,6 +60,8 @@ FIXED: dict[str, float] = {
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
+    "API keys in a file": api_keys.MAX_KEYS,
+    "labels of API keys with series of their own in `/metrics`": keys.MAX_LABELS,
     "characters of an adapter's options for a model's own code": adapters.MAX_OPTIONS_SIZE,
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import raises
 from serving import Server, StartServer
 from waiting import wait_until
 
@@ -41,14 +42,14 @@ def test_a_line_is_a_label_and_a_key(path: Path) -> None:
         ("team-a short", "line 1: must be a label"),
         (f"team-a {'a' * 513}", "line 1: must be a label"),
         ("team-a schlüssel", "line 1: must be a label"),
-        (f"team-a {A}\nteam-b {A}", "line 2: the key of another label"),
+        (f"team-a {A}\nteam-b {A}", "line 2 key another label"),
         ("".join(f"team key-{number:04}\n" for number in range(MAX_KEYS + 1)), f"has more than {MAX_KEYS} keys"),
         ("#" * (MAX_FILE_BYTES + 1), f"is larger than {MAX_FILE_BYTES} bytes"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_and_not_quoted(path: Path, text: str, cause: str) -> None:
     path.write_text(text)
-    with pytest.raises(ConfigError, match=cause) as caught:
+    with raises(ConfigError, cause) as caught:
         read_api_keys(path)
     assert A not in str(caught.value)
 
