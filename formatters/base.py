@@ -33,7 +33,8 @@ class Formatter(ABC):
 
     Each request gets a new formatter. Formatters know nothing about the engine. A formatter that does not stream has
     the same methods: its `feed` returns nothing and its `finish` returns the whole document. When streaming, each call
-    returns only whole records, and every record ends with a newline.
+    returns only whole records, and every record ends with a newline. A class that `option.output_formatter` may name
+    declares `content_type` and `streams`, which the server reads before it makes a formatter.
     """
 
     content_type: str
@@ -51,6 +52,14 @@ class Formatter(ABC):
         """The number of them that came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
         self.truncated: str | None = None
         """The option whose time limit has ended the text. Set before the last deltas."""
+
+    def tell(self, inner: Formatter) -> None:
+        """Copy the counters to a formatter that this one wraps. Other distributions may have such formatters."""
+        inner.prompt_tokens, inner.cached_tokens, inner.truncated = (
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.truncated,
+        )
 
     @property
     def cut_by(self) -> str | UnsetType:

@@ -17,7 +17,7 @@ def for_clients(limit: int) -> int:
 def print_to_the_log() -> None:
     """Send standard output to standard error, line by line, for this process and all that it starts.
 
-    So what somebody else's code prints goes to the log.
+    Whatever other people's code prints then goes to the log.
     """
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -35,7 +35,7 @@ class BodyDialects:
         return self._formatting is not None
 
     def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect, Change]:
-        """Return the body to parse, its dialect, and how the request changes then. Raises the error of a formatter that fails."""
+        """Return the body to parse, its dialect, and the change to make once it is parsed. Raises the error of a formatter."""
         if self._formatting is None:
             return payload, self._endpoint.of(payload), unchanged
         _ = self._model.loaded  # formatters may use its tokenizer; raises `EngineNotReady`

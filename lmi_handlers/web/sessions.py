@@ -78,7 +78,10 @@ class Sessions:
         return exchange.document(msgspec.json.encode(_SessionResult(result)), "application/json")
 
     def entry(self, exchange: Exchange) -> Change:
-        """Return what lets a request enter its session, and may continue what that keeps. Raises `InvalidRequest`."""
+        """Return the change with which a request enters its session, and continues its conversation if one is kept.
+
+        Raises `InvalidRequest`.
+        """
         session_id = request.headers.get(SESSION_ID)
         if not session_id:
             return unchanged

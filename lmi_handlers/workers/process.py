@@ -119,4 +119,9 @@ class KeptProcess(subprocess.Popen[bytes]):
 
 def describe(status: int) -> str:
     """Return how a process has ended: its exit status, or the signal that has killed it."""
-    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {-status}"

@@ -69,6 +69,8 @@ def test_a_process_that_ends_without_its_settings_says_why() -> None:
     assert describe(process.end()) == "exit status 1"
 
 
-@pytest.mark.parametrize(("status", "words"), [(0, "exit status 0"), (75, "exit status 75"), (-9, "SIGKILL")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(0, "exit status 0"), (75, "exit status 75"), (-9, "SIGKILL"), (-40, "signal 40")]
+)
 def test_an_exit_status_in_words(status: int, words: str) -> None:
     assert describe(status) == words

@@ -122,6 +122,13 @@ class HalfComment(JsonLinesFormatter):
         return b": still here"
 
 
+def test_counters_for_a_formatter_that_another_one_wraps() -> None:
+    outer, inner = new_formatter(JsonFormatter), new_formatter(JsonFormatter)
+    outer.prompt_tokens, outer.cached_tokens, outer.truncated = (3,), 2, "response_deadline"
+    outer.tell(inner)
+    assert (inner.prompt_tokens, inner.cached_tokens, inner.truncated) == ((3,), 2, "response_deadline")
+
+
 @pytest.mark.parametrize(
     ("broken", "check", "message"),
     [
