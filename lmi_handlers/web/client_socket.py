@@ -107,7 +107,7 @@ class ClientSocket:
         if self._held:  # nothing followed, for example because the answer to a HEAD request has no body
             with contextlib.suppress(OSError):
                 self.sendall(b"")
-        if complete:
+        if complete and self._phase is not _Phase.FRAMES:  # a WebSocket's client may still be sending
             self._begin(_Phase.IDLE, self._limits.keepalive)
         else:
             self.expect_rest()

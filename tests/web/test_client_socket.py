@@ -192,3 +192,20 @@ def test_bodies_being_received_share_a_limit() -> None:
     assert arriving.read(Upload(large, 15 * MIB // 4, others)) == large
     assert outcomes == [small]
     assert arriving.read(io.BytesIO(large)) == large, "rejected and complete bodies must not count"
+
+
+def test_the_last_frame_arrives_although_the_client_is_still_sending() -> None:
+    with connection() as (server, client):
+        sock = ClientSocket(server, Limits(client_timeout=60, keepalive=60), {})
+        sock.begin_request()
+        sock.begin_frames(b"")
+        client.sendall(b"more")
+        sock.sendall(b"bye")
+        sock.end_request(complete=True)
+        closing = threading.Thread(target=sock.close)
+        closing.start()
+        assert client.makefile("rb").read() == b"bye"  # and the end, not a reset
+        client.sendall(b"even more")
+        client.shutdown(socket.SHUT_WR)
+        closing.join(60)
+        assert not closing.is_alive()
