@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -117,7 +118,8 @@ class RequestMetrics:
         with self._lock:
             self._cells.add(catalogue.REQUESTS)
             if usage.key_label:
-                self._keys.ended(usage)
+                with contextlib.suppress(OSError):  # no room on the disk for a new label
+                    self._keys.ended(usage)
             for reason in usage.finish_reasons:
                 self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
             self._measure_start(usage)
