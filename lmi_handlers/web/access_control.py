@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from flask import Flask, Response, request
+from werkzeug.datastructures import EnvironHeaders, Headers
 from werkzeug.exceptions import Forbidden
 
 from lmi_handlers.config.server_settings import ip_address, is_loopback, parse_origins
@@ -80,6 +82,7 @@ class AccessControl:
 
     def install(self, app: Flask) -> None:
         """Check every request to `app`, including those to unknown routes."""
+        app.extensions["lmi_access"] = self
         app.before_request(self._admit)
         app.after_request(self._mark)
 
@@ -89,6 +92,10 @@ class AccessControl:
             return self._admit() is None
         except Forbidden:
             return False
+
+    def has_valid_key(self, environ: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier request has a key that is valid now, or needs none."""
+        return not self.has_key or self._label(EnvironHeaders(environ)) is not None  # type: ignore[arg-type]
 
     def _admit(self) -> Response | None:
         """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
@@ -115,11 +122,15 @@ class AccessControl:
             page = "another site" if origin is None else f"origin {origin[:200]!r}"
             raise Forbidden(f"requests from {page} are not allowed; {_OPTION} lists the allowed origins")
         if self.has_key:
-            label = next(filter(None, map(self._keys.label_of, _given_keys())), None)
+            label = self._label(request.headers)
             if label is None:
                 return Response(status=401)
             request.environ[KEY_LABEL] = label
         return None
+
+    def _label(self, headers: Headers) -> str | None:
+        """Return the label of the key in a request's headers, or None if there is no valid one."""
+        return next(filter(None, map(self._keys.label_of, _given_keys(headers))), None)
 
     def _names_matter(self) -> bool:
         if self.checks_names:
@@ -166,11 +177,11 @@ def needs_permission(method: str, path: str) -> bool:
     return method not in _READING or _MANAGES.match(path) is not None or path.rstrip("/") == BIDIRECTIONAL_STREAM
 
 
-def _given_keys() -> Iterator[bytes]:
-    """Yield what may be the current request's API key. WSGI decodes header bytes as Latin-1."""
-    if (given := request.headers.get("x-api-key")) is not None:
+def _given_keys(headers: Headers) -> Iterator[bytes]:
+    """Yield what may be a request's API key. WSGI decodes header bytes as Latin-1."""
+    if (given := headers.get("x-api-key")) is not None:
         yield given.encode("latin-1")
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
     if scheme == "AWS4-HMAC-SHA256":
         # Credential=<access key id>/<date>/<region>/<service>/aws4_request, SignedHeaders=..
         yield given.partition("Credential=")[2].partition(",")[0].rsplit("/", 4)[0].encode("latin-1")

@@ -27,10 +27,10 @@ from websockets.frames import CloseCode
 from lmi_handlers.apis.base import front_end_json
 from lmi_handlers.apis.routes import JSON
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.web.access_control import BIDIRECTIONAL_STREAM
+from lmi_handlers.web.access_control import BIDIRECTIONAL_STREAM, AccessControl
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.inner_request import inner_environ
-from lmi_handlers.web.web_socket import Refused, WebSocket
+from lmi_handlers.web.web_socket import Refused, WebSocket, is_utf8
 
 STOPPED = front_end_json({"code": 499, "type": "Stopped", "message": "a later message has stopped this answer"})
 """The last message of an answer that was stopped."""
@@ -80,6 +80,7 @@ class _Conversation(Iterator[bytes]):
 
     def __init__(self, app: Flask, environ: dict[str, Any], client: WebSocket) -> None:
         self._app = app
+        self._access: AccessControl = app.extensions["lmi_access"]
         self._environ = environ
         self._client = client
         self._answer: _Answering | None = None
@@ -90,8 +91,12 @@ class _Conversation(Iterator[bytes]):
             self._client.open()
             for message in self._client.messages():
                 self._stop()
+                if not self._access.has_valid_key(self._environ):
+                    self._client.close(CloseCode.POLICY_VIOLATION, "the API key is no longer valid")
+                    break
                 if message:
                     self._answer = _Answering(self._app, self._environ, self._client, message)
+                del message  # it may be large, and the next one may be far away
         finally:
             self._stop()
             self._client.close()
@@ -110,11 +115,12 @@ class _Answering:
         self._app = app
         self._client = client
         self._stopped = False
+        self._message = io.BytesIO(message)
         self._environ = inner_environ(environ, _INVOCATIONS) | {
             "REQUEST_METHOD": "POST",
             "CONTENT_TYPE": environ.get("CONTENT_TYPE") or JSON,
             "CONTENT_LENGTH": str(len(message)),
-            "wsgi.input": io.BytesIO(message),
+            "wsgi.input": self._message,
             "gunicorn.socket": _Listening(self, environ["gunicorn.socket"]),
         }
         self._environ.pop("HTTP_TRANSFER_ENCODING", None)
@@ -154,7 +160,9 @@ class _Answering:
 
     def _send(self) -> bool:
         """Send the answer. Return whether it is complete."""
-        response = Response.from_app(self._app.wsgi_app, self._environ)
+        with self._message:  # a long answer does not keep a large message
+            response = Response.from_app(self._app.wsgi_app, self._environ)
+        is_empty = True
         try:
             mimetype = response.mimetype or ""
             pattern = _RECORDS.get(mimetype)
@@ -164,7 +172,10 @@ class _Answering:
                     if self._stopped:
                         return False
                     if record:
-                        self._client.send(record, text=is_text and _is_text(record))
+                        self._client.send(record, text=is_text and is_utf8(record))
+                        is_empty = False
+            if is_empty and not self._stopped:  # the client waits for a message
+                self._client.send(b"", text=is_text)
             return not self._stopped
         finally:
             response.close()
@@ -190,11 +201,3 @@ class _Listening:
     def limit_writes(self, deadline: float) -> None:
         """Stop writing at the monotonic time `deadline`."""
         self._answer.limit_writes(deadline)
-
-
-def _is_text(record: bytes) -> bool:
-    try:
-        record.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -7,8 +7,10 @@ any thread may write.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -121,9 +123,13 @@ class WebSocket:
         for frame in frames:
             assert isinstance(frame, Frame)  # noqa: S101  there are no others after the handshake
             if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-                message.add(bytes(frame.data))
+                message.add(frame)
                 if frame.fin:
-                    yield message.take()
+                    whole = message.take()
+                    if message.is_text and not is_utf8(whole):
+                        self.close(CloseCode.INVALID_DATA, "the text is not valid UTF-8")
+                        return
+                    yield whole
         if not self._protocol.reader.buffer:
             message.pause()
 
@@ -158,8 +164,16 @@ class WebSocket:
             self._flush()
 
     def _flush(self) -> None:
-        if data := b"".join(self._protocol.data_to_send()):
+        if not (data := b"".join(self._protocol.data_to_send())):
+            return
+        try:
             self._sock.sendall(data)
+        except (
+            TimeoutError
+        ) as error:  # not of a `ClientSocket`. Part of a frame may have been sent, so nothing can follow
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
 
 
 class _Message:
@@ -170,6 +184,7 @@ class _Message:
         self._patience = patience
         self._parts: list[bytes] = []
         self._held: ArrivingBody | None = None
+        self.is_text = False
         self._began = 0.0
         self._size = 0
 
@@ -191,9 +206,11 @@ class _Message:
         self._size += size
         self._held.add(size)
 
-    def add(self, data: bytes) -> None:
-        """Add the data of a frame."""
-        self._parts.append(data)
+    def add(self, frame: Frame) -> None:
+        """Add the data of a frame. The first one tells what the message is."""
+        if frame.opcode is not Opcode.CONT:
+            self.is_text = frame.opcode is Opcode.TEXT
+        self._parts.append(bytes(frame.data))
 
     def take(self) -> bytes:
         """Return the complete message, and begin the next one."""
@@ -212,6 +229,15 @@ class _Message:
         if self._held is not None:
             self._held.__exit__()
             self._held = None
+
+
+def is_utf8(data: bytes) -> bool:
+    """Tell whether a text message can have this data."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _head(environ: Mapping[str, Any]) -> bytes:

@@ -10,10 +10,13 @@ import requests
 from facts import raises
 from serving import Server, StartServer
 from waiting import wait_until
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics import keys
+from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.web.api_keys import MAX_FILE_BYTES, MAX_KEYS, ApiKeys, read_api_keys
 
 A, B, C = "key-of-team-a", "key-of-team-b", "key-of-team-c"
@@ -118,8 +121,17 @@ def test_keys_change_while_the_server_runs(start_server: StartServer, path: Path
     replace = replaced(path)
     replace("team-b short\n")
     wait_until(lambda: post(server, A) == 200 and "the new API keys cannot be used" in server.log)
-    replace(f"team-b {B}\n")
-    wait_until(lambda: post(server, A) == 401)
+    address = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
+    with connect(address, additional_headers={"x-api-key": A}) as client:
+        client.send('{"inputs": "abc"}')
+        assert client.recv(60) == '{"generated_text": "abc"}'
+        replace(f"team-b {B}\n")
+        wait_until(lambda: post(server, A) == 401)
+        client.send('{"inputs": "abc"}')
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(60)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
     assert post(server, B) == 200
     entry = server.log_entry(server.invoke({"inputs": "a"}, headers={"x-api-key": B}).headers["x-request-id"])
     assert entry["key_label"] == "team-b"
@@ -129,3 +141,11 @@ def test_keys_change_while_the_server_runs(start_server: StartServer, path: Path
     assert "an LMI_API_KEY_FILE is set" in server.log  # there is no console
     for key in (A, B, C):
         assert key not in server.log + page
+
+
+def test_a_request_ends_although_its_label_has_no_room(tmp_path: Path) -> None:
+    metrics = RequestMetrics(tmp_path / "metrics", "m")
+    keys.key_metrics_dir(tmp_path / "metrics").write_text("")  # in the place of the directory
+    metrics.ended(Usage(started=0.0, key_label="team-a"), None)
+    assert "\ntgi_request_count 1\n" in metrics.page()
+    metrics.close()
