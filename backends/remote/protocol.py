@@ -81,7 +81,7 @@ class Protocol(ABC):
 
     @abstractmethod
     async def describe(self, client: Client) -> Description | None:
-        """Ask a server that answers what it serves. Returns None if it speaks another protocol.
+        """Ask a server that is up for what it serves. Returns None if it speaks another protocol.
 
         Raises one of `ConnectionFailed`, `RequestFailed` if it is not ready, and `ConfigError` for a server that speaks
         the protocol but does not generate.

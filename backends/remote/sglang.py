@@ -98,7 +98,7 @@ class SGLangProtocol(Protocol):
         return Description(one_line(info.model_path), length, () if seeds else ("seed",))
 
     async def tokenize(self, client: Client, text: str) -> list[int] | None:
-        """Older versions do not say."""
+        """Ask for the tokens without BOS. Older versions have no such route."""
         body = {"prompt": text, "add_special_tokens": False}
         found = read(await client.ask("/tokenize", body, seconds=ASKING), _Tokens)
         return None if found is None else found.tokens

@@ -99,7 +99,7 @@ class ModelApps:
         return next(iter(models)) if len(models) == 1 else None
 
     def called(self, name: str) -> str | None:
-        """Return the model that clients may call `name`: that of this name, or the first that has it besides."""
+        """Return the model that clients may call `name`: the one of this name, or else the first that also has it."""
         models = self.models or {}
         if name in models:
             return name

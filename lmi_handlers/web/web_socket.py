@@ -220,12 +220,12 @@ class _Message:
         return message
 
     def pause(self) -> None:
-        """Nothing of a frame is left. Count what has arrived no more if it was no data, such as a ping."""
+        """Stop counting what has arrived if it was not part of a message, such as a ping. Called between frames."""
         if not self._parts:
             self.close()
 
     def close(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         if self._held is not None:
             self._held.__exit__()
             self._held = None
