@@ -1,1 +1,1 @@
-"""An example of how to extend lmi-handlers: a backend, a formatter and an API."""
+"""An example of how to extend lmi-handlers: a backend, a formatter, an API, a command and a page."""
