@@ -11,11 +11,11 @@ from lmi_handlers.core.redaction import redacted
 
 
 def engine_url(text: str) -> str:
-    """Return the URL before the paths of the remote's protocol. Raises `ConfigError` if it is none."""
+    """Return the URL before the paths of the remote's protocol. Raises `ConfigError` if it is not valid."""
     try:
         parts = urlsplit(text)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, or half an IPv6 address
+    except ValueError:  # a port that is not a number, or half an IPv6 address
         valid = False
     shown = redacted(text)
     if not valid or not text.isprintable() or " " in text:

@@ -105,7 +105,7 @@ class RemoteBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence. What the remote says to it comes with its first output."""
+        """Start a sequence. If the remote rejects it, its only output says so."""
         params = request.sampling_params
         room = self._capabilities.max_model_len - len(request.prompt.token_ids)
         sequence = Sequence(
@@ -165,7 +165,7 @@ def _where(properties: ServingProperties) -> tuple[str, list[str] | None]:
 
 
 def _nothing() -> None:
-    """There is nothing to check while a remote is awaited that others start."""
+    """Does nothing: the server has not started this remote, so there is no process to check."""
 
 
 async def _connect(url: str, key: str | None) -> Client:

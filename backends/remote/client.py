@@ -28,7 +28,7 @@ _IDLE_SECONDS = 3.0
 _LONGEST_MESSAGE = 400
 
 ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-"""The errors of a remote that is not there, or no longer."""
+"""Raised if the remote cannot be reached, or closes the connection."""
 
 
 class RemoteAnswer(NamedTuple):
@@ -39,7 +39,7 @@ class RemoteAnswer(NamedTuple):
 
 
 class Client:
-    """A session with one remote. Made and used in an event loop. `key` is the remote's, None if it wants none."""
+    """A session with one remote. Made and used in an event loop. `key` is the remote's, None if it needs none."""
 
     def __init__(self, url: str, key: str | None) -> None:
         headers = {"Accept-Encoding": "identity"}
@@ -138,7 +138,7 @@ def error_message(body: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the beginning of what the remote has written, as it may stand in a log line."""
+    """Return the beginning of a text of the remote, without anything that does not belong in a log line."""
     words = " ".join(text[: 2 * _LONGEST_MESSAGE].split())
     shown = "".join(letter if letter.isprintable() else "?" for letter in words)
     return (shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]}...") or "no message"

@@ -25,7 +25,9 @@ def engine_command(text: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"option.engine_command cannot be split into words: {error}") from error
     if not command or not any(PORT in word for word in command[1:]):
-        raise ConfigError(f"option.engine_command must have {PORT} among its arguments, where the engine listens")
+        raise ConfigError(
+            f"option.engine_command must have {PORT} among its arguments: the engine must listen on that port"
+        )
     if shutil.which(command[0]) is None:
         raise ConfigError(f"option.engine_command: there is no program {command[0]!r}")
     return command

@@ -81,7 +81,7 @@ class Protocol(ABC):
 
     @abstractmethod
     async def describe(self, client: Client) -> Description | None:
-        """Ask a server that is up for what it serves. Returns None if it speaks another protocol.
+        """Ask the remote what it serves. Returns None if it speaks another protocol.
 
         Raises one of `ConnectionFailed`, `RequestFailed` if it is not ready, and `ConfigError` for a server that speaks
         the protocol but does not generate.
@@ -128,5 +128,5 @@ def check_key(answer: RemoteAnswer, variable: str) -> None:
     """Raise `ConfigError` if the remote does not accept the key."""
     if answer.status in (401, 403):
         raise ConfigError(
-            f"option.engine_url: the remote engine refuses the key in {variable}: {error_message(answer.body)}"
+            f"the remote engine refuses the key in {variable}, or there is none: {error_message(answer.body)}"
         )

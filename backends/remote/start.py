@@ -43,7 +43,7 @@ async def find_protocol(
                 for protocol in candidates:
                     if (description := await protocol.describe(client)) is not None:
                         return protocol, description
-                raise ConfigError(f"option.engine_url: {_not_spoken(name, url)}")
+                raise ConfigError(_not_spoken(name, url))
         except (*ConnectionFailed, RequestError) as error:
             cause = reason(error)
         if time.monotonic() - said > _SAY_INTERVAL:
@@ -54,9 +54,9 @@ async def find_protocol(
 
 def _not_spoken(name: str, url: str) -> str:
     if name != "auto":
-        return f"{url} does not speak {PROTOCOLS[name].title}'s protocol (option.engine_protocol={name})"
+        return f"option.engine_protocol={name}: {url} does not speak {PROTOCOLS[name].title}'s protocol"
     titles = ", ".join(kind.title for kind in PROTOCOLS.values())
-    return f"{url} speaks none of the protocols that are known: {titles}. Set option.engine_protocol to see why"
+    return f"option.engine_protocol=auto: {url} speaks none of the supported protocols: {titles}"
 
 
 async def compare_tokenizer(client: Client, protocol: Protocol, description: Description, folder: Path) -> None:
@@ -70,7 +70,7 @@ async def compare_tokenizer(client: Client, protocol: Protocol, description: Des
     try:
         tokens = await protocol.tokenize(client, _TEXT)
     except (*ConnectionFailed, RequestError) as error:
-        raise LoadFailed(f"option.engine_url: the remote engine is gone again: {reason(error)}") from error
+        raise LoadFailed(f"the remote engine is gone again: {reason(error)}") from error
     if tokens is None:
         return
     tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))

@@ -62,7 +62,7 @@ class EventLoop:
 
 
 class Streams:
-    """The running sequences and their outputs. Looks at the remote's health all the time.
+    """The running sequences and their outputs. Checks the remote's health every second.
 
     A remote that has not answered for `patience` seconds counts as dead. One that has produced no token for
     `longest_silence` no longer counts as making progress, although it answers.
@@ -82,7 +82,7 @@ class Streams:
         self.progress = 0
         """Changes when the remote says that it works."""
         self.death = ""
-        """The cause of the remote's death, "" if it is not."""
+        """The cause of the remote's death, "" while it is alive."""
         self._watch = loop.run(self._start_watch())
 
     def start(self, sequence: Sequence, body: dict[str, Any]) -> None:

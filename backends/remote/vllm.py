@@ -106,7 +106,7 @@ class VLLMProtocol(Protocol):
         if models is None or not models.data:
             return None
         if (await client.ask(self.path, {}, seconds=ASKING)).status == 404:
-            raise ConfigError(f"option.engine_url: vLLM has no {self.path}: start it with --enable-scale-out")
+            raise ConfigError(f"the remote vLLM has no {self.path}: start it with --enable-scale-out")
         return Description(one_line(models.data[0].id), models.data[0].max_model_len)
 
     async def tokenize(self, client: Client, text: str) -> list[int] | None:

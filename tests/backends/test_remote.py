@@ -397,7 +397,7 @@ def test_remote_that_starts_later() -> None:
 def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     server = TokenServer(key="s3cret")
     monkeypatch.setenv(KEY_VARIABLE, "wrong")
-    with pytest.raises(ConfigError, match=f"refuses the key in {KEY_VARIABLE}: Unauthorized"):
+    with pytest.raises(ConfigError, match=f"refuses the key in {KEY_VARIABLE}, or there is none: Unauthorized"):
         load(server.url, engine_protocol="vllm")
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
     load(server.url).close()
@@ -442,6 +442,22 @@ def test_another_model(tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"serves counting, whose tokens are not those of .*both must be the same"):
         load(server.url, files)
     server.stop()
+
+
+@pytest.mark.parametrize("protocol", ["auto", "vllm", "sglang", "llama.cpp"])
+def test_server_that_is_none_of_these(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    monkeypatch.setattr(TokenServer, "routes", lambda self: [])
+    server = TokenServer()
+    with pytest.raises(ConfigError) as caught:
+        load(server.url, engine_protocol=protocol)
+    assert f"option.engine_protocol={protocol}: {server.url} " in str(caught.value)
+    server.stop()
+
+
+def test_vllm_without_its_option(monkeypatch: pytest.MonkeyPatch, remote: TokenServer) -> None:
+    monkeypatch.setattr(VLLMProtocol, "path", "/no/such/path")
+    with pytest.raises(ConfigError, match="vLLM has no /no/such/path: start it with --enable-scale-out"):
+        load(remote.url)
 
 
 def test_options_that_the_remote_cannot_meet(remote: TokenServer) -> None:
