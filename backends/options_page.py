@@ -62,6 +62,7 @@ _VARIABLES = """\
 `HF_TOKEN` is not an option: the client of the Hugging Face hub reads it from the environment.
 
 `API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
+`LMI_ENGINE_KEY` is the key that a [remote engine](remote.md) wants.
 Outside containers, the server listens on 127.0.0.1 only. In a container, which it knows by
 variables such as `KUBERNETES_SERVICE_HOST`, files such as `/.dockerenv` or `/opt/ml/model`, it
 listens on all interfaces. `LMI_HOST` or `--host` decides if set.

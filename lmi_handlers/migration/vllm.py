@@ -126,6 +126,9 @@ _GUNICORN = "the HTTP server is gunicorn; LOG_FORMAT and option.client_timeout a
 _ALWAYS = "this is always so"
 _METRICS = "/metrics has vLLM's names; metrics beyond them are not there"
 _ONE_PROCESS = "the server starts the processes that it needs; option.web_workers and minWorkers set their numbers"
+_BEHIND = (
+    "only for a server that is the engine of another one, such as this one with option.rolling_batch=remote (remote.md)"
+)
 _CODE = "no code is loaded from outside; a model.py formats requests and answers (custom-code.md)"
 
 
@@ -250,8 +253,8 @@ _MEANINGS: dict[str, Meaning] = {
     "dp_supervisor_probe_interval_s": Lacks(_ONE_PROCESS),
     "dp_supervisor_probe_timeout_s": Lacks(_ONE_PROCESS),
     "dp_supervisor_probe_failure_threshold": Lacks(_ONE_PROCESS),
-    "tokens_only": Lacks("answers are text"),
-    "enable_scale_out": Lacks(_ONE_PROCESS),
+    "tokens_only": Lacks(_BEHIND),
+    "enable_scale_out": Lacks(_BEHIND),
     "cohere_is_reasoning_model": Lacks("Cohere's own API is not served"),
     "cohere_format": Lacks("Cohere's own API is not served"),
     "anthropic_disabled_thinking_effort": Lacks("without `thinking`, models do not think if their template can turn it off"),
