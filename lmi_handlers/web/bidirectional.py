@@ -4,8 +4,8 @@ SageMaker opens a WebSocket on this path of the container, and passes a client's
 the body of a request to `/invocations`, in any format that is accepted there. Its answer comes in messages: one for each
 record of a stream, or one with the whole document. An error is a message, too: the document that `/invocations` answers.
 
-A message ends the answer before it, whose last message then is `STOPPED`; an empty message only does that. So a client
-may interrupt what it no longer wants to hear, and knows from where on the messages belong to the new answer.
+A message ends the answer before it, whose last message is then `STOPPED`. An empty message does only that. So a client
+can interrupt an answer, and knows which messages belong to the next one.
 
 Source: "Container contract to support bidirectional streaming" in the SageMaker developer guide.
 """

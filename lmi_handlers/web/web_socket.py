@@ -34,7 +34,7 @@ _quiet = logging.Logger("websockets.server", logging.CRITICAL)  # a client's mis
 
 
 class Refused(Exception):
-    """The request is no valid handshake. `status` is that of the answer, with `headers`."""
+    """The request is not a valid handshake. It is answered with `status` and `headers`."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class WebSocket:
     """The server's side of a WebSocket. The constructor checks the handshake, and raises `Refused`; `open` answers it.
 
     Messages have at most `max_size` bytes. `bodies` limits what all incomplete messages of this worker hold. A client that
-    is silent for `patience` seconds gets a ping, and is gone after as long again.
+    is silent for `patience` seconds gets a ping, and is disconnected after as long again.
     """
 
     def __init__(self, environ: Mapping[str, Any], bodies: ArrivingBodies, max_size: int, patience: float) -> None:
