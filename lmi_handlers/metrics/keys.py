@@ -77,7 +77,7 @@ class KeyMetrics:
         with self._file.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             labels = self._labels()
-            if label not in labels and len(labels) < MAX_LABELS:
+            if label not in (*labels, OTHERS) and len(labels) < MAX_LABELS:
                 labels.append(label)
                 file.write(f"{label}\n")
                 file.flush()

@@ -87,6 +87,7 @@ def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
     one, other = keys.KeyMetrics(tmp_path / "keys"), keys.KeyMetrics(tmp_path / "keys")
     assert one.values() is None
     assert keys.exposition([({}, one.values())]) == ""
+    one.ended(Usage(started=0.0, key_label="other"))
     for metrics in (one, other):  # of two processes
         for number in range(keys.MAX_LABELS + 2):
             metrics.ended(Usage(started=0.0, key_label=f"team-{number}", prompt_tokens=3, generated_tokens=2))
@@ -94,6 +95,7 @@ def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
     assert 'lmi_key_requests_total{model_name="m",key_label="team-0"} 2\n' in page
     assert 'lmi_key_prompt_tokens_total{model_name="m",key_label="team-255"} 6\n' in page
     assert 'lmi_key_generated_tokens_total{model_name="m",key_label="other"} 8\n' in page
+    assert page.count('lmi_key_requests_total{model_name="m",key_label="other"} 5\n') == 1
     assert "team-256" not in page
     one.close()
     other.close()
