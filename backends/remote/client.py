@@ -87,12 +87,14 @@ class Client:
                 )
             rest = bytearray()
             async for chunk in response.content.iter_any():
-                first, *others = chunk.split(b"\n")
-                rest += first
-                for part in others:
-                    if rest.startswith(b"data:"):
-                        yield bytes(rest[5:]).strip()
-                    rest[:] = part
+                *lines, last = chunk.split(b"\n")
+                if lines and rest:
+                    lines[0] = bytes(rest) + lines[0]
+                    rest.clear()
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+                rest += last
                 if len(rest) > longest:
                     raise RequestFailed(f"the remote engine sent an event with more than {longest} bytes")
 

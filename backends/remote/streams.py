@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +32,7 @@ _FAILURES = 2
 _MAX_EMPTY = 1000
 """Events without tokens in one stream."""
 
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 5.0
 
 _TOKEN_SECONDS = 1.0
 """Time that a slow remote needs for a token. Only used where an answer comes as a whole."""
@@ -205,11 +206,12 @@ def longest_silence(protocol: Protocol, running: Iterable[Sequence], patience: f
     return 5 * patience + _TOKEN_SECONDS * max(whole, default=0)
 
 
-def _token_ids(output: TokenOutput) -> Iterator[int]:
-    """Yield all token ids that the remote has chosen, also those of the alternatives."""
-    yield from output.token_ids
-    for alternatives in (*(output.top_logprobs or ()), *(output.prompt_top_logprobs or ())):
-        yield from (token for token, _ in alternatives or ())
+def _token_ids(output: TokenOutput) -> Iterable[int]:
+    """Return all token ids that the remote has chosen, also those of the alternatives."""
+    if output.top_logprobs is None and output.prompt_top_logprobs is None:
+        return output.token_ids
+    positions = (*(output.top_logprobs or ()), *(output.prompt_top_logprobs or ()))
+    return chain(output.token_ids, (token for position in positions for token, _ in position or ()))
 
 
 async def _drain(events: AsyncGenerator[bytes, None]) -> None:
