@@ -23,10 +23,11 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.web.arriving_bodies import ArrivingBodies, ArrivingBody
 from lmi_handlers.web.client_socket import MIN_RATE
 
-_PIECE = 1 << 16
+_PIECE = 1 << 14
 _HANDSHAKE = ("HOST", "UPGRADE", "CONNECTION", "SEC_WEBSOCKET_KEY", "SEC_WEBSOCKET_VERSION")
 _GOING_AWAY = Frame(Opcode.CLOSE, CloseCode.GOING_AWAY.to_bytes(2, "big")).serialize(mask=False)
 
@@ -103,6 +104,7 @@ class WebSocket:
                 yield from self._receive(data, message)
                 if not data:
                     return
+                give_way()  # a client that sends fast, such as many pings, would otherwise block the event loop
 
     def _receive(self, data: bytes, message: _Message) -> Iterator[bytes]:
         with self._writing:
@@ -182,7 +184,8 @@ class _Message:
     def __init__(self, bodies: ArrivingBodies, patience: float) -> None:
         self._bodies = bodies
         self._patience = patience
-        self._parts: list[bytes] = []
+        self._data = bytearray()
+        self._has_frames = False
         self._held: ArrivingBody | None = None
         self.is_text = False
         self._began = 0.0
@@ -210,18 +213,20 @@ class _Message:
         """Add the data of a frame. The first one tells what the message is."""
         if frame.opcode is not Opcode.CONT:
             self.is_text = frame.opcode is Opcode.TEXT
-        self._parts.append(bytes(frame.data))
+        self._has_frames = True
+        self._data += frame.data  # not a list, of which tiny or empty frames would take many times their size
 
     def take(self) -> bytes:
         """Return the complete message, and begin the next one."""
-        message = b"".join(self._parts)
-        self._parts.clear()
+        message = bytes(self._data)
+        self._data.clear()
+        self._has_frames = False
         self.close()
         return message
 
     def pause(self) -> None:
         """Stop counting what has arrived if it was not part of a message, such as a ping. Called between frames."""
-        if not self._parts:
+        if not self._has_frames:
             self.close()
 
     def close(self) -> None:

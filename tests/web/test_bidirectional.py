@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from raw_http import read_to_end
 from serving import API_KEY, Server, StartServer
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 from werkzeug.datastructures import Headers
 from werkzeug.test import EnvironBuilder
@@ -30,7 +32,7 @@ from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.bidirectional import _Conversation
-from lmi_handlers.web.web_socket import WebSocket
+from lmi_handlers.web.web_socket import WebSocket, _Message
 
 PATH = "/invocations-bidirectional-stream"
 PROPERTIES = (
@@ -158,6 +160,34 @@ def test_pings_are_answered_and_do_not_count_as_messages(server: Server) -> None
         for _ in range(3):
             assert client.ping().wait(60)
         assert json.loads(asked(client, SHORT).recv(60)) == {"generated_text": "xyz"}
+
+
+def test_a_client_that_floods_the_server_with_pings_delays_nobody(server: Server) -> None:
+    sock = handshake(server)
+    ended = threading.Event()
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.is_set():
+                sock.sendall((b"\x89\x80" + bytes(4)) * 100_000)
+
+    def drain() -> None:
+        with contextlib.suppress(OSError):
+            while sock.recv(1 << 20):
+                pass
+
+    threads = [threading.Thread(target=each) for each in (flood, drain)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            assert server.invoke(SHORT).status_code == 200
+    finally:
+        ended.set()
+        sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(60)
+        sock.close()
 
 
 def test_a_silent_client_stays_as_long_as_it_answers_pings(server: Server) -> None:
@@ -392,6 +422,21 @@ def test_a_character_may_be_in_two_fragments() -> None:
         client.sendall(frame(1, b"{" * 200 + "é".encode()[:1], fin=False) + b"\x89\x80" + bytes(4))
         client.sendall(frame(0, "é".encode()[1:] + b"{" * 200))
         assert client.makefile("rb").read(6) == b"\x8a\x00\x81\x02\xc3\xa9"
+
+
+def test_fragments_take_little_more_memory_than_their_data() -> None:
+    message = _Message(ArrivingBodies(1 << 20), 60.0)
+    fragments = [Frame(Opcode.CONT, data, fin=False) for data in (b"ab", b"")]
+    tracemalloc.start()
+    try:
+        for _ in range(10_000):
+            for fragment in fragments:
+                message.add(fragment)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 60_000
+    assert message.take() == b"ab" * 10_000
 
 
 def test_nothing_follows_a_frame_that_was_not_sent_whole() -> None:
