@@ -31,6 +31,8 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.core.event_loop import give_way
+
 MIN_RATE = 1024
 """Minimum bytes per second, averaged over `client_timeout` seconds, for sending a body and for reading an answer."""
 
@@ -163,6 +165,8 @@ class ClientSocket:
         now = time.monotonic()
         patience = self._read_deadline - now
         if self._phase is _Phase.REST:
+            if patience <= 0:  # however fast a client sends
+                return b""
             patience = min(patience, _REST_SILENCE)
         elif self._phase is _Phase.FRAMES:
             patience = self._limits.client_timeout
@@ -307,6 +311,6 @@ class ClientSocket:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
                 while self.recv(1 << 16):
-                    pass
+                    give_way()
         self._waiting.pop(self, None)
         self._sock.close()

@@ -16,6 +16,7 @@ from facts import raises
 from waiting import wait_until
 
 from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.web import client_socket
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.client_socket import ClientSocket, Limits, Waiting
 from lmi_handlers.web.connection import limit_writes
@@ -209,3 +210,12 @@ def test_the_last_frame_arrives_although_the_client_is_still_sending() -> None:
         client.shutdown(socket.SHUT_WR)
         closing.join(60)
         assert not closing.is_alive()
+
+
+def test_the_rest_of_a_body_is_read_for_a_limited_time_however_fast_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_socket, "_REST_LIMIT", 0.0)
+    with connection() as (server, client):
+        sock = ClientSocket(server, Limits(client_timeout=60, keepalive=60), {})
+        client.sendall(bytes(1000))
+        sock.expect_rest()
+        assert sock.recv(10) == b""
