@@ -170,9 +170,8 @@ class WebSocket:
             return
         try:
             self._sock.sendall(data)
-        except (
-            TimeoutError
-        ) as error:  # not of a `ClientSocket`. Part of a frame may have been sent, so nothing can follow
+        except TimeoutError as error:  # of a plain socket, as in gthread workers
+            # Part of a frame may have been sent, so nothing can follow.
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
