@@ -349,12 +349,13 @@ HANDSHAKE = {
 
 
 @contextlib.contextmanager
-def conversing(app: Flask, patience: float = 60.0) -> Iterator[socket.socket]:
-    """A client's connection, whose messages `app` answers."""
+def conversing(app: Flask, first: bytes = b"", patience: float = 60.0) -> Iterator[socket.socket]:
+    """A client's connection, whose messages `app` answers. `first` has been sent already."""
     AccessControl(None, ApiKeys(None)).install(app)
     server, client = socket.socketpair()
     with server, client:
         client.settimeout(60)
+        client.sendall(first)
         environ = EnvironBuilder(PATH, headers=Headers(HANDSHAKE)).get_environ() | {"gunicorn.socket": server}
         conversation = _Conversation(app, environ, WebSocket(environ, ArrivingBodies(1 << 20), 1 << 20, patience))
 
@@ -443,11 +444,20 @@ def test_nothing_follows_a_frame_that_was_not_sent_whole() -> None:
     """As with gthread workers, whose sockets are not our own."""
     app = Flask(__name__)
     app.add_url_rule("/invocations", view_func=lambda: bytes(1 << 24), methods=["POST"])
-    with conversing(app, patience=0.5) as client:
-        client.sendall(frame(2, bytes(200)))
+    with conversing(app, frame(2, bytes(200)), patience=0.5) as client:
         assert client.recv(1, socket.MSG_PEEK)
         wait_until(lambda: not threads("bidirectional-answer"))
-        assert len(read_to_end(client)) < 1 << 24
+        frames = read_to_end(client)
+    assert frames.startswith(b"\x81\x7f")
+    assert len(frames) < 1 << 24
+
+
+def test_a_bug_of_ours_closes_with_1011() -> None:
+    app = Flask(__name__)
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    app.add_url_rule("/invocations", view_func=lambda: str(1 // 0), methods=["POST"])
+    with conversing(app, frame(2, bytes(200)), patience=0.5) as client:
+        assert close_code(read_to_end(client)) == 1011
 
 
 def threads(name: str) -> list[threading.Thread]:
