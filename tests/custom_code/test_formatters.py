@@ -93,6 +93,17 @@ def test_each_of_several_json_lines_is_formatted(tokens: Server) -> None:
     assert last["code"] == 424
 
 
+def test_what_a_formatter_writes_in_several_lines_stays_one_line_of_a_batch(tokens: Server) -> None:
+    records = [{"question": "ab", "parameters": {"max_new_tokens": count}} for count in (2, 1)]
+    data = "".join(json.dumps(record) + "\n" for record in records)
+    answer = requests.post(
+        f"{tokens.url}/invocations", data, headers={"Content-Type": "application/jsonlines"}, timeout=60
+    )
+    several, single = map(json.loads, answer.content.splitlines())
+    assert [json.loads(line)["text"] for line in several.splitlines()] == ["A", "B"]
+    assert single["text"] == "A"
+
+
 def test_a_formatter_that_raises_ends_its_request(tokens: Server) -> None:
     answer = ask(tokens, "raise-input")
     assert (answer.status_code, answer.json()["code"]) == (424, 424)
