@@ -47,7 +47,7 @@ def test_openais_own_defaults_apply_by_default(start_server: StartServer, tmp_pa
     ("broken", "words"),
     [
         ({"top_k": "many"}, "int str $.top_k"),
-        ({"top_p": 3}, "top_p: 0 1 3"),
+        ({"top_p": 3}, "top_p: 0 1 3.0"),
     ],
 )
 def test_unusable_defaults_are_an_error_at_the_start(tmp_path: Path, broken: dict[str, Any], words: str) -> None:

@@ -260,12 +260,17 @@ def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler)
     else:
         status, text = kill_during_call(endpoint, processes, body, types)
         assert (status, bool(_KILLED.search(text))) == (424, True)
-    if handler.formats:  # requests are refused until there is another one
-        wait_until(lambda: is_replaced(server, processes))
+    replaced = formatters_are_replaced if handler.formats else code_is_replaced
+    wait_until(lambda: replaced(server, processes))  # until then, requests may be refused
     assert handler.read(endpoint.call(body, **types)["Body"]) == handler.answer
 
 
-def is_replaced(server: Server, processes: list[psutil.Process]) -> bool:
+def code_is_replaced(server: Server, processes: list[psutil.Process]) -> bool:
+    found = server.code_processes()
+    return bool(found) and not set(found) & set(processes)
+
+
+def formatters_are_replaced(server: Server, processes: list[psutil.Process]) -> bool:
     try:
         return server.supervised(FORMATTING) not in processes and server.ping().status_code == 200
     except AssertionError:  # there is none
@@ -333,6 +338,6 @@ def test_an_adapters_own_formatter(tiny_llama: Path, tmp_path: Path) -> None:
     processes = [server.supervised(FORMATTING)]
     processes[0].kill()
     assert _KILLED.search(text + b"".join(stream).decode())
-    wait_until(lambda: is_replaced(server, processes))
+    wait_until(lambda: formatters_are_replaced(server, processes))
     assert lines(endpoint.call(body.replace(b"2000", b"1"))["Body"]) == [{"from": "formal", "last": True}]
     server.stop()

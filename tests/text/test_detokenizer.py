@@ -240,7 +240,7 @@ def test_llama_whole_characters_are_decoded_as_by_the_library(
 @given(text=st.text("ab é😀\n", max_size=20) | st.text(max_size=20))
 def test_llama_text_is_unchanged_by_encoding_and_decoding(llama: Tokenizer, text: str) -> None:
     ids = llama.encode(text)
-    expected = " " + text if text else ""  # SentencePiece adds a space before a text
+    expected = " " + text if text else ""  # SentencePiece adds a space before a text, and takes ▁ for one
     assert "".join(pieces(make_detokenizer(llama, [1], skip_special_tokens=True), ids)) == expected
 
 
@@ -314,7 +314,7 @@ def test_the_bytes_of_byte_tokens_are_the_bytes_of_the_text(byte_tokenizer: Toke
     assert joined(byte_tokenizer, byte_tokenizer.encode(text)) == text.encode()
 
 
-@given(text=st.text("ab é😀\n", max_size=20) | st.text(max_size=20))
+@given(text=st.text("ab é😀\n", max_size=20) | st.text(st.characters(exclude_characters="▁"), max_size=20))
 def test_the_bytes_of_llama_tokens_are_the_bytes_of_the_text(llama: Tokenizer, text: str) -> None:
     expected = " " + text if text else ""  # SentencePiece adds a space before a text
     assert joined(llama, llama.encode(text)) == expected.encode()

@@ -208,7 +208,7 @@ def test_what_cannot_be_deleted_is_named_and_used_again(server: AwsServer) -> No
     server.control(refuse=["CreateEndpoint", "DeleteModel"])
     result = deploy("broken", *MODEL)
     [model] = exists(server, "broken")["models"]
-    assert says(result.stderr, f"{model} DeleteModel AccessDenied")
+    assert says(result.stderr, f"{model} DeleteModel AccessDeniedException")
     server.control()
     result = deploy("broken", *MODEL)
     assert result.exit_code == 0
