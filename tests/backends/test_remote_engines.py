@@ -54,7 +54,8 @@ class TestVllm(RemoteContract):
         command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**28), "--no-enable-chunked-prefill"]
         server = Server(tmp_path_factory.mktemp("vllm") / "serve", "", command=command, port=port)
         yield server.url
-        server.stop()
+        server.process.terminate()  # these engines need not know SIGQUIT
+        server.process.wait(120)
 
     def test_same_tokens_as_the_engine_alone(self, driver: Driver, engine_url: str, tiny_llama: Path) -> None:
         for number, prompt in enumerate(PROMPTS):
@@ -81,7 +82,8 @@ class TestLlamaCpp(RemoteContract):
         command = [sys.executable, str(ROOT / "benchmarks" / "peer_llama_cpp.py"), str(gguf_file), str(port), "8", "96"]
         server = Server(tmp_path_factory.mktemp("llama") / "serve", "", command=command, port=port)
         yield server.url
-        server.stop()
+        server.process.terminate()  # these engines need not know SIGQUIT
+        server.process.wait(120)
 
     def test_all_tokens_of_a_character(self, driver: Driver) -> None:
         """A stream of llama.cpp's would only have the last one."""
