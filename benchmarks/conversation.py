@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from http_load import Load, post, run_load
+from http_load import LoadResult, post, run_load
 from model_prompts import default_model, make_prompts
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, lmi_server
@@ -106,7 +106,7 @@ def take_turn(server: Server, messages: list[dict[str, str]], turn: int, answer_
     return answer.first_byte
 
 
-def _samples(server: Server, seed: object) -> Load:
+def _samples(server: Server, seed: object) -> LoadResult:
     messages = [*begun(f"samples {seed}", SYSTEM_TOKENS), {"role": "user", "content": "Say something."}]
     body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 1, "n": SAMPLES, "seed": 1}
     return run_load(server.port, [post(body)], 1)

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from http_load import Load, invocation, run_load
+from http_load import LoadResult, invocation, run_load
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, fastapi_server, lmi_server
 
@@ -89,7 +89,7 @@ class Rounds:
         burst = self._load(server, streams, streams, expected)
         self.first_byte.append(burst.slowest_first_byte)
 
-    def _load(self, server: Server, requests: int, streams: int, expected: bytes) -> Load:
+    def _load(self, server: Server, requests: int, streams: int, expected: bytes) -> LoadResult:
         worker, engine = server.web_worker, server.engine
         worker_before, engine_before = worker.cpu_seconds, engine.cpu_seconds if engine else 0.0
         load = run_load(server.port, [REQUEST] * requests, streams)
@@ -122,6 +122,6 @@ def _measure_bursts(ours: Server, peer: Server, expected: bytes) -> tuple[Rounds
     return own, others
 
 
-def _check(load: Load, expected: bytes) -> None:
+def _check(load: LoadResult, expected: bytes) -> None:
     if any(answer.body != expected for answer in load.answers) or expected.count(b"\n") != TOKENS:
         raise RuntimeError("an answer has other bytes than the first one had")

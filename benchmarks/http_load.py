@@ -43,7 +43,7 @@ class TimedResponse:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """The result of a load, with the answers in the order of the requests.
 
     `seconds` is the time from the first request to the end of the last answer.
@@ -85,7 +85,7 @@ def post(document: object, path: str = "/invocations") -> bytes:
 
 def run_load(
     port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0, *, interval: float = 0.0
-) -> Load:
+) -> LoadResult:
     """Send `requests` over `concurrency` connections, each with one request at a time.
 
     All connections are opened before the first request is sent. With an `interval`, they are opened one after the other
@@ -126,7 +126,7 @@ def run_load(
                 else:
                     poller.unregister(descriptor)  # the server may close it
         seconds = time.perf_counter() - started
-    return Load([exchange.answer() for exchange in sent], seconds)
+    return LoadResult([exchange.answer() for exchange in sent], seconds)
 
 
 class _Exchange:

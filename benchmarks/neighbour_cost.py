@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from http_load import Load, invocation, run_load
+from http_load import LoadResult, invocation, run_load
 from model_prompts import Prompt, default_model, make_prompts
 from report import PAIRED_HEADER, Paired, Target, print_table, row_without_peer
 from servers import Process, Server, lmi_server
@@ -122,7 +122,7 @@ def _round(server: Server, model: Path, seed: str, long_tokens: int) -> Round:
     return figures
 
 
-def _gaps(load: Load, began: float, ended: float) -> Iterator[float]:
+def _gaps(load: LoadResult, began: float, ended: float) -> Iterator[float]:
     """Yield the gaps between the tokens of each answer that began between these times."""
     for answer in load.answers:
         for earlier, later in itertools.pairwise(answer.arrivals):

@@ -32,7 +32,7 @@ from ray_nodes import OTHERS, Cluster, ray_cluster, replicas
 from report import Target, number, print_table
 from servers import Server, lmi_server
 
-from lmi_handlers.tools.bench.load import Load, Timing, send
+from lmi_handlers.tools.bench.load import OfferedLoad, Timing, send
 from lmi_handlers.tools.bench.report import distribution
 from lmi_handlers.tools.bench.workload import Lengths, random_items
 
@@ -105,10 +105,10 @@ def measure(directory: Path, found: dict[str, Any]) -> None:
         _print_computed(found)
 
 
-def _load(url: str, streams: int, seconds: float, tokens: int = TOKENS, requests: int = 1 << 20) -> Load:
+def _load(url: str, streams: int, seconds: float, tokens: int = TOKENS, requests: int = 1 << 20) -> OfferedLoad:
     """Return a closed loop on the LMI API, as `lmi bench --api lmi` has it."""
     items = random_items(Lengths("32"), Lengths(str(tokens)), random.Random(0), None)
-    return Load(
+    return OfferedLoad(
         url=url,
         api="lmi",
         model="",
@@ -124,7 +124,7 @@ def _url(server: Server) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
-def _run(load: Load) -> tuple[list[Timing], float]:
+def _run(load: OfferedLoad) -> tuple[list[Timing], float]:
     timings, duration = asyncio.run(send(load))
     if errors := Counter(timing.error for timing in timings if timing.error is not None):
         raise RuntimeError(f"requests failed: {errors.most_common(3)}")

@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 
 from engines import CONCURRENCY, NEW_TOKENS, PROMPT_TOKENS
-from http_load import Load, invocation, post, run_load
+from http_load import LoadResult, invocation, post, run_load
 from machine import fastest_dtype
 from model_prompts import Prompt, default_model, make_prompts
 from report import PAIRED_HEADER, Paired, Target, print_table
@@ -82,7 +82,7 @@ def _openai(text: str, model: Path) -> bytes:
     return post({"model": str(model), "prompt": text, "stream": True} | sampling)
 
 
-def _load(server: Server, requests: list[bytes], mark: bytes, concurrency: int) -> Load:
+def _load(server: Server, requests: list[bytes], mark: bytes, concurrency: int) -> LoadResult:
     """Run the same load twice and return the second result. The first run is a warm-up.
 
     Raises `RuntimeError` if a run does not have the expected number of tokens.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import openvino
 
 from backends.paged.runner import Runner
-from backends.paged.sequence import Chunk
+from backends.paged.sequence import SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
 
 _OUT_OF_MEMORY = (
@@ -52,7 +52,7 @@ class OpenVinoRunner(Runner):
             self._caches.append((memory, block_bytes))
         self._request: openvino.InferRequest | None = self._new_request(model)
 
-    def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
+    def forward(self, chunks: list[SequenceChunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
         try:
             if self._request is None:
@@ -73,7 +73,7 @@ class OpenVinoRunner(Runner):
             request.set_tensor(name, tensor)
         return request
 
-    def _inputs(self, chunks: list[Chunk]) -> dict[str, npt.NDArray[np.integer]]:
+    def _inputs(self, chunks: list[SequenceChunk]) -> dict[str, npt.NDArray[np.integer]]:
         ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         tables = [chunk.sequence.blocks[: -(-chunk.stop // self.block_size)] for chunk in chunks]
         positions = chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks)

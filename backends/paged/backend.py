@@ -21,7 +21,7 @@ from backends.paged.options import DEFAULT_PREFILL_TOKENS
 from backends.paged.prompt_lookup import PromptLookup
 from backends.paged.runner import Runner
 from backends.paged.scheduler import Scheduler
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.paged.step_budget import StepBudget
 from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
@@ -156,7 +156,7 @@ class PagedBackend(Backend):
             return
         sequence = Sequence("warm-up", [0] * (length + 1), length + 1)
         sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
-        chunks = Chunk(sequence, 0, [0] * length, 1), Chunk(sequence, length, [0], 1)
+        chunks = SequenceChunk(sequence, 0, [0] * length, 1), SequenceChunk(sequence, length, [0], 1)
         for chunk in chunks:
             self._runner.forward([chunk])
         for chunk, num_generating, num_extra_tokens in zip(chunks, (0, 1), (length, 0), strict=True):
@@ -362,7 +362,7 @@ class PagedBackend(Backend):
         self._end(generation)
         return generation.failure(error)
 
-    def _fail_largest(self, chunks: list[Chunk], error: MemoryError) -> TokenOutput:
+    def _fail_largest(self, chunks: list[SequenceChunk], error: MemoryError) -> TokenOutput:
         """Fail the sequence that needs most of this step's memory. The others are computed in the next step."""
         largest = max(reversed(chunks), key=lambda chunk: len(chunk.token_ids)).sequence
         logger.error(
@@ -375,12 +375,12 @@ class PagedBackend(Backend):
 
     # Tokens
 
-    def _choose_tokens(self, chunks: list[Chunk], logits: Any, draft_cost: float) -> list[TokenOutput]:
+    def _choose_tokens(self, chunks: list[SequenceChunk], logits: Any, draft_cost: float) -> list[TokenOutput]:
         """Choose the next tokens from the step's logits, `[sum of num_logits, vocabulary]`.
 
         `draft_cost` is what drafting a token costs, in tokens.
         """
-        sampling: list[Chunk] = []
+        sampling: list[SequenceChunk] = []
         rows: list[int] = []
         end = 0
         for chunk in chunks:
@@ -400,7 +400,7 @@ class PagedBackend(Backend):
         chosen = sample_drafts(wanted, states, [chunk.draft for chunk in sampling])
         return [self._advance(chunk, choices, draft_cost) for chunk, choices in zip(sampling, chosen, strict=True)]
 
-    def _advance(self, chunk: Chunk, choices: list[Sampled], draft_cost: float) -> TokenOutput:
+    def _advance(self, chunk: SequenceChunk, choices: list[Sampled], draft_cost: float) -> TokenOutput:
         """Append the chosen tokens, all but the last of which are in the draft. Drop the sequence if it ends."""
         generation = self._generations[chunk.sequence.request_id]
         finish_reason: FinishReason | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from backends.paged.prompt_lookup import PromptLookup
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.sampling.sampler import Sampled, SamplerState, logprobs_and_best
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ class RunningSequence:
         """True until the prompt's log probabilities have been sent, if they are wanted."""
         return self.params.prompt_logprobs is not None and not self._sent
 
-    def collect_prompt_logprobs(self, chunk: Chunk, logits: Any) -> None:
+    def collect_prompt_logprobs(self, chunk: SequenceChunk, logits: Any) -> None:
         """Take the prompt's log probabilities from a chunk's `logits`, `[num_logits, vocabulary]`.
 
         Each position gives the log probability of the prompt token that follows it. A prompt may be computed again from

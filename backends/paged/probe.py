@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.paged.runner import Runner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 
 Part = tuple[int, int, int, int]
 """Sequence, first token, the one after the last, and for how many of the last tokens logits are asked for."""
@@ -48,7 +48,7 @@ class Probe:
                 sequence.token_ids = texts[number][:stop]
                 if start == 0:
                     sequence.prompt_len = stop
-                chunks.append(Chunk(sequence, start, texts[number][start:stop], num_logits))
+                chunks.append(SequenceChunk(sequence, start, texts[number][start:stop], num_logits))
                 first = sum(self.lengths[:number])
                 positions += range(first + stop - num_logits, first + stop)
             rows = runner.forward(chunks)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as AbstractSequence
 from typing import Any
 
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 
 
 class Runner(ABC):
@@ -33,7 +33,7 @@ class Runner(ABC):
         return 0
 
     @abstractmethod
-    def forward(self, chunks: list[Chunk]) -> Any:
+    def forward(self, chunks: list[SequenceChunk]) -> Any:
         """Compute the chunks and cache their keys and values.
 
         Returns the requested logits, `[sum of num_logits, vocab_size]` in the order of `chunks`, as a NumPy array or a

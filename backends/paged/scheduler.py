@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from backends.paged.block_pool import BlockPool, block_digests
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 
 
 class Scheduler:
@@ -83,7 +83,7 @@ class Scheduler:
             self._pool.forget(sequence.blocks)
         self._free(sequence)
 
-    def schedule(self, extra_tokens: int) -> tuple[list[Chunk], list[Sequence]]:
+    def schedule(self, extra_tokens: int) -> tuple[list[SequenceChunk], list[Sequence]]:
         """Return the step's chunks, and the sequences that were preempted to make room for them.
 
         At most `extra_tokens` tokens are computed besides one for each generating sequence, or one whole prompt if
@@ -102,7 +102,7 @@ class Scheduler:
             chunks += self._prefill(max(1, extra_tokens), may_start=not preempted)
         return chunks, preempted
 
-    def computed(self, chunk: Chunk, num_accepted: int = 0) -> None:
+    def computed(self, chunk: SequenceChunk, num_accepted: int = 0) -> None:
         """Record that a chunk has been computed, and that its first `num_accepted` draft tokens are right.
 
         These tokens are in `token_ids` by now. Full blocks become available to other sequences.
@@ -205,16 +205,18 @@ class Scheduler:
 
     # Chunks
 
-    def _next_token(self, sequence: Sequence, max_draft: int) -> Chunk:
+    def _next_token(self, sequence: Sequence, max_draft: int) -> SequenceChunk:
         """Return the chunk for the last known token, with as much of the draft as there is room for."""
         length = len(sequence.token_ids)
         draft = sequence.draft[: max(0, min(max_draft, sequence.max_len - length - 1))]
         while draft and self._missing(sequence, length + len(draft)) > self._pool.num_free:
             draft.pop()
         self._grow(sequence, length + len(draft))
-        return Chunk(sequence, length - 1, [sequence.token_ids[-1], *draft], 1 + len(draft), num_draft=len(draft))
+        return SequenceChunk(
+            sequence, length - 1, [sequence.token_ids[-1], *draft], 1 + len(draft), num_draft=len(draft)
+        )
 
-    def _prefill(self, budget: int, *, may_start: bool) -> list[Chunk]:
+    def _prefill(self, budget: int, *, may_start: bool) -> list[SequenceChunk]:
         """Return chunks of prompts with at most `budget` tokens in all. `may_start` is about waiting sequences."""
         candidates = self._candidates() if may_start else self._unfinished()
         if not self._takes_partial_prompts:
@@ -231,9 +233,9 @@ class Scheduler:
         return [_prompt_chunk(sequence, count) for sequence, count in shares.items()]
 
     @staticmethod
-    def _whole_prompts(sequences: Iterator[Sequence], budget: int) -> list[Chunk]:
+    def _whole_prompts(sequences: Iterator[Sequence], budget: int) -> list[SequenceChunk]:
         """Return whole prompts until the budget is spent. One that exceeds it is computed if no other prompt is."""
-        chunks: list[Chunk] = []
+        chunks: list[SequenceChunk] = []
         while budget > 0 and (sequence := next(sequences, None)) is not None:
             if chunks and sequence.num_left > budget:
                 break
@@ -276,7 +278,9 @@ def _generates(sequence: Sequence) -> bool:
     return sequence.num_left == 1 and sequence.num_computed > 0
 
 
-def _prompt_chunk(sequence: Sequence, count: int) -> Chunk:
+def _prompt_chunk(sequence: Sequence, count: int) -> SequenceChunk:
     start = sequence.num_computed
     stop = start + count
-    return Chunk(sequence, start, sequence.token_ids[start:stop], max(0, stop - max(start, sequence.first_logit)))
+    return SequenceChunk(
+        sequence, start, sequence.token_ids[start:stop], max(0, stop - max(start, sequence.first_logit))
+    )

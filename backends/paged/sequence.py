@@ -57,7 +57,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SequenceChunk:
     """Consecutive tokens of a sequence, to be computed in this step. The tokens before `start` are computed already.
 
     The last `num_draft` of `token_ids` are a draft of what may follow the known tokens. Logits are needed for the last

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from backends.paged.runner import Runner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.transformers.kv_cache import BLOCK_SIZE
 from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.memory_errors import is_out_of_memory, memory_errors
@@ -51,7 +51,7 @@ class SequentialRunner(Runner):
         self._takes_positions = "position_ids" in parameters
         self._states: dict[int, _State] = {}
 
-    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: list[SequenceChunk]) -> torch.Tensor:
         """Compute chunks one after the other. If the model raises for a prompt with images, only that prompt fails."""
         with memory_errors(), torch.inference_mode():
             return torch.cat([self._forward_one(chunk) for chunk in chunks])
@@ -60,7 +60,7 @@ class SequentialRunner(Runner):
         """Drop the sequence's state."""
         self._states.pop(id(sequence), None)
 
-    def _forward_one(self, chunk: Chunk) -> torch.Tensor:
+    def _forward_one(self, chunk: SequenceChunk) -> torch.Tensor:
         """Compute a chunk. If a prompt with images fails for another reason than memory, all its logits are NaN."""
         sequence = chunk.sequence
         state = self._states.pop(id(sequence), None)
@@ -76,7 +76,7 @@ class SequentialRunner(Runner):
         self._states[id(sequence)] = state
         return logits
 
-    def _compute(self, chunk: Chunk, state: _State | None) -> tuple[torch.Tensor, _State]:
+    def _compute(self, chunk: SequenceChunk, state: _State | None) -> tuple[torch.Tensor, _State]:
         """Compute a chunk that continues `state`, or the whole sequence up to its end."""
         sequence = chunk.sequence
         token_ids = [*sequence.token_ids[: chunk.start], *chunk.token_ids]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backends.paged.runner import Runner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.transformers.attention import MAX_DECODE_TOKENS
 from backends.transformers.kv_cache import BLOCK_SIZE, KVCache
 from backends.transformers.layout import BatchLayout, Segment, index_tensors
@@ -54,7 +54,7 @@ class RollingRunner(Runner):
         """Number of cache writes. Each layer writes once per forward pass."""
         return self._cache.num_writes
 
-    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: list[SequenceChunk]) -> torch.Tensor:
         """Compute all chunks in one forward pass. The sequences that get few tokens come first in the batch."""
         groups = list(self._groups(chunks))
         start_of: dict[int, int] = {}
@@ -104,7 +104,7 @@ class RollingRunner(Runner):
         """Give the memory of unused blocks back to the operating system, if they are in the main memory."""
         self._cache.reclaim(blocks)
 
-    def _erase_unusable(self, chunks: list[Chunk]) -> None:
+    def _erase_unusable(self, chunks: list[SequenceChunk]) -> None:
         """Erase what a failed sequence has left in a block, when another one is about to write the block's beginning."""
         if self._unusable:
             taken = [chunk.sequence.blocks[-(-chunk.start // BLOCK_SIZE) :] for chunk in chunks]
@@ -112,9 +112,9 @@ class RollingRunner(Runner):
             self._cache.erase(sorted(blocks))
             self._unusable -= blocks
 
-    def _groups(self, chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    def _groups(self, chunks: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
         """Yield the chunks that are computed together. They have the same number of tokens."""
-        few: dict[int, list[Chunk]] = defaultdict(list)
+        few: dict[int, list[SequenceChunk]] = defaultdict(list)
         for chunk in chunks:
             if chunk.start > 0 and len(chunk.token_ids) <= MAX_DECODE_TOKENS:
                 few[len(chunk.token_ids)].append(chunk)
@@ -128,7 +128,7 @@ class RollingRunner(Runner):
                 yield [chunk]
 
 
-def _segment(first_token: int, group: list[Chunk]) -> Segment:
+def _segment(first_token: int, group: list[SequenceChunk]) -> Segment:
     return Segment(
         first_token,
         len(group[0].token_ids),

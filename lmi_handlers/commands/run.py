@@ -14,7 +14,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, LMIError, PayloadTooLarge
 from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import ByteWriter, show_error
-from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
+from lmi_handlers.custom_code.messages import BodyChunk, End, Head, failure_of
 from lmi_handlers.custom_code.once import call_once
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.preflight.checks import mistakes
@@ -66,12 +66,12 @@ class _Answer:
         self._output = ByteWriter()
         self.status = 0
 
-    def deliver(self, message: Head | Chunk | End) -> None:
+    def deliver(self, message: Head | BodyChunk | End) -> None:
         """Print a part."""
         if isinstance(message, Head):
             content_type, headers = response_headers(message)
             self._begin(message.code, {**({"Content-Type": content_type} if content_type else {}), **headers})
-        elif isinstance(message, Chunk):
+        elif isinstance(message, BodyChunk):
             self._output.write(message.data)
         elif (error := failure_of(message)) is not None:
             tell("error", str(error))

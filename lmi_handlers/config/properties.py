@@ -18,7 +18,7 @@ from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
 from lmi_handlers.config.options import ServingProperties, as_name, list_names
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
-from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, Variable
+from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, OptionVariable
 from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
@@ -300,7 +300,7 @@ class _Loading:
         yield self._variables(TGI, environ)
         yield _server_variables(environ)
 
-    def _variables(self, table: Mapping[str, Variable], environ: Mapping[str, str]) -> list[_Entry]:
+    def _variables(self, table: Mapping[str, OptionVariable], environ: Mapping[str, str]) -> list[_Entry]:
         """Return the entries for the variables in `table` that are set. For each option, the first takes precedence."""
         entries: dict[str, _Entry] = {}
         for name, variable in table.items():

@@ -26,7 +26,7 @@ from lmi_handlers.core.errors import (
     UnsupportedFeature,
 )
 from lmi_handlers.custom_code.messages import ChangeAdapter, Invoke
-from lmi_handlers.custom_code.runner import CodeError, Runner
+from lmi_handlers.custom_code.runner import CodeError, CodeRunner
 from lmi_handlers.engine.adapter_registry import (
     MAX_ADAPTERS,
     Adapters,
@@ -59,7 +59,7 @@ class CodeAdapters:
         self._properties = properties
         self._runtime_dir = runtime_dir
 
-    async def begin(self, code: CustomCode, runners: Sequence[Runner]) -> None:
+    async def begin(self, code: CustomCode, runners: Sequence[CodeRunner]) -> None:
         """Tell the first processes of the model's own adapters, in `adapters/`, or of all if the pool was restarted.
 
         Raises `CodeError` if one of the model's own is refused.
@@ -79,7 +79,7 @@ class CodeAdapters:
         with changing(self._runtime_dir) as adapters:
             adapters.update(own)
 
-    async def restore(self, runner: Runner, others: Iterable[Runner]) -> None:
+    async def restore(self, runner: CodeRunner, others: Iterable[CodeRunner]) -> None:
         """Tell a new process of all adapters. One that it cannot load is forgotten by `others`, too."""
         if REGISTER not in self._code.adapter_functions:
             return
@@ -92,7 +92,7 @@ class CodeAdapters:
             for other in others if UNREGISTER in self._code.adapter_functions else ():
                 await self._ask(other, UNREGISTER, name, adapter)
 
-    async def change(self, message: ChangeAdapter, runners: Sequence[Runner]) -> None:
+    async def change(self, message: ChangeAdapter, runners: Sequence[CodeRunner]) -> None:
         """Make a change in all processes, and register it. If the first one refuses it, nothing has changed.
 
         Another process that fails is ended: the one that replaces it is told of everything that is registered. Raises
@@ -157,7 +157,7 @@ class CodeAdapters:
             raise AdapterExists(f"adapter {message.name!r} is already loaded, from {known.source[:200]!r}")
         return False
 
-    async def _ask(self, runner: Runner, function: str, name: str, adapter: RegisteredAdapter) -> LMIError | None:
+    async def _ask(self, runner: CodeRunner, function: str, name: str, adapter: RegisteredAdapter) -> LMIError | None:
         """Call a function in a process. Returns why it has failed, if it has."""
         properties = {"handler": function, "name": name, "model_dir": self._code.properties["model_dir"]}
         options: Mapping[str, str] = {}

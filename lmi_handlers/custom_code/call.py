@@ -10,11 +10,11 @@ from typing import Any
 from lmi_handlers.core.errors import RequestError, told
 from lmi_handlers.custom_code.failures import author_traceback, described, named, plain
 from lmi_handlers.custom_code.inputs import Input
-from lmi_handlers.custom_code.messages import Batch, Chunk, End, Head
+from lmi_handlers.custom_code.messages import Batch, BodyChunk, End, Head
 from lmi_handlers.custom_code.outputs import FAILURE, Output, text_or_line
 from lmi_handlers.workers.channel import MAX_MESSAGE_SIZE
 
-Messages = list[Head | Chunk | End]
+Messages = list[Head | BodyChunk | End]
 
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _NO_CONTENT = 204
@@ -132,10 +132,10 @@ class Call:
         head = Head(number, int(output.code), _plain_all(output.properties), streams=False)
         return [head, self._chunk(number, data), End(number)]
 
-    def _chunk(self, number: int, data: bytes) -> Chunk:
+    def _chunk(self, number: int, data: bytes) -> BodyChunk:
         if len(data) > _MAX_CONTENT:
             raise ValueError(f"{self._name} returned {len(data)} bytes at once: at most {_MAX_CONTENT} are possible")
-        return Chunk(number, data)
+        return BodyChunk(number, data)
 
     def _part(self, index: int) -> bytes:
         """Return a request's part of an output for the whole batch. Raises `ValueError` if there is none."""

@@ -25,12 +25,12 @@ from lmi_handlers.custom_code.failures import load_error, load_timeout
 from lmi_handlers.custom_code.handler import Handler
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.lmi_modules import provide
-from lmi_handlers.custom_code.messages import Load
+from lmi_handlers.custom_code.messages import CodeSettings
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.workers.parent import end_with_parent, read_settings
 
 
-def load_handler(load: Load) -> Handler | AsyncHandler:
+def load_handler(load: CodeSettings) -> Handler | AsyncHandler:
     """Get the function and call it once without content. Raises whatever the code raises."""
     code = load.code
     function = _function(code)
@@ -46,7 +46,7 @@ def load_handler(load: Load) -> Handler | AsyncHandler:
     return handler
 
 
-def serve(load: Load, connection: Connection) -> int:
+def serve(load: CodeSettings, connection: Connection) -> int:
     """Load the code and answer requests until the pool is gone. Returns 1 if the code cannot be used."""
     left = load.deadline - time.monotonic()
     watch = threading.Timer(left, lambda: connection.send(load_timeout(threading.main_thread(), load.code)))
@@ -81,11 +81,11 @@ def ignore_signals() -> None:
 def main() -> int:
     """Entry point of `python -m lmi_handlers.custom_code.child <descriptor of the connection>`.
 
-    Reads its settings, `Load`, on standard input.
+    Reads its settings, `CodeSettings`, on standard input.
     """
     configure_logging()
     ignore_signals()
-    load = read_settings(Load)
+    load = read_settings(CodeSettings)
     end_with_parent()
     read_nothing()
     print_to_the_log()

@@ -23,8 +23,8 @@ from lmi_handlers.core.errors import (
     RequestFailed,
 )
 from lmi_handlers.custom_code.messages import (
+    BodyChunk,
     ChangeAdapter,
-    Chunk,
     End,
     FromWorker,
     Head,
@@ -81,7 +81,7 @@ class Invocation:
     def __iter__(self) -> Iterator[bytes]:
         while True:
             message = self._receive()
-            if isinstance(message, Chunk):
+            if isinstance(message, BodyChunk):
                 yield message.data
                 continue
             if isinstance(message, End) and message.error is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.core.errors import LMIError, QueueFull
-from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, failed, failure_of
+from lmi_handlers.custom_code.messages import BodyChunk, End, Head, Invoke, failed, failure_of
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.workers.channel import MAX_MESSAGE_SIZE, frame
 
@@ -43,7 +43,7 @@ class PoolJob:
         headers = sum(len(name) + len(value) for name, value in invoke.properties.items())
         return headers + sum(len(name) + len(data) for name, data in invoke.parts)
 
-    def send(self, message: Head | Chunk | End) -> None:
+    def send(self, message: Head | BodyChunk | End) -> None:
         """Send a part of the answer. After its end, or once nobody waits, nothing is sent."""
         if self.ended.done():
             return
@@ -84,12 +84,12 @@ class OwnJob(PoolJob):
         self.text = b""
         self.error: LMIError | None = None
 
-    def send(self, message: Head | Chunk | End) -> None:
+    def send(self, message: Head | BodyChunk | End) -> None:
         """Keep a part of the answer."""
         match message:
             case Head():
                 self.status = message.code
-            case Chunk():
+            case BodyChunk():
                 self.text = message.data
             case End():
                 self.error = self.error or failure_of(message)

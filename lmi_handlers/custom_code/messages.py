@@ -1,7 +1,7 @@
 """The whole protocol between web workers, the pool and the processes that run a model's own code.
 
     web worker  -- Invoke, ChangeAdapter -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
-    web worker  <-- Head, Chunk .., End --  pool  <-- Head, Chunk .., End --  process with model.py
+    web worker  <-- Head, BodyChunk .., End --  pool  <-- Head, BodyChunk .., End --  process with model.py
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker opens
 one connection per request, so closing it aborts the request, and a client that reads slowly slows its own request down
@@ -28,7 +28,7 @@ class Invoke(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ChangeAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Call the function for adapters, in each process. `Head` has its status, and a `Chunk` its reason for an error."""
+    """Call the function for adapters, in each process. `Head` has its status, and a `BodyChunk` its reason for an error."""
 
     function: str
     name: str
@@ -41,10 +41,10 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Send `Loading` and `Serving` on this connection, now and on every change."""
 
 
-# From the pool to a process that runs the code. `Load` is its settings, on standard input.
+# From the pool to a process that runs the code. `CodeSettings` are its settings, on standard input.
 
 
-class Load(msgspec.Struct, frozen=True):
+class CodeSettings(msgspec.Struct, frozen=True):
     """Get the function and call it once, with these properties and no content.
 
     If that has not ended at the monotonic time `deadline`, the answer is a `LoadError` that says where it is.
@@ -87,7 +87,7 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 NOT_LOADED = "not loaded within option.model_loading_timeout"
-"""Says that `Load.deadline` has passed."""
+"""Says that `CodeSettings.deadline` has passed."""
 
 # From a process that runs the code to the pool
 
@@ -118,7 +118,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, tag=True):
     streams: bool
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BodyChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Content of the answer."""
 
     index: int
@@ -153,6 +153,6 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FromWorker = Invoke | ChangeAdapter | Watch
-ToWorker = Loading | Serving | Head | Chunk | End
+ToWorker = Loading | Serving | Head | BodyChunk | End
 FromPool = Batch | Abort | Pause | Resume
-FromCode = Loaded | LoadError | Head | Chunk | End
+FromCode = Loaded | LoadError | Head | BodyChunk | End

@@ -17,9 +17,9 @@ from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.terminal import show_error
 from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import PoolJob
-from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, ToWorker
+from lmi_handlers.custom_code.messages import BodyChunk, End, Head, Invoke, ToWorker
 from lmi_handlers.custom_code.prepare import prepared
-from lmi_handlers.custom_code.runner import CodeError, Runner
+from lmi_handlers.custom_code.runner import CodeError, CodeRunner
 from lmi_handlers.custom_code.streams import receive
 
 _decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -36,7 +36,7 @@ def load_once(code: CustomCode, properties: ServingProperties) -> None:
 
 
 def call_once(
-    code: CustomCode, properties: ServingProperties, invoke: Invoke, deliver: Callable[[Head | Chunk | End], object]
+    code: CustomCode, properties: ServingProperties, invoke: Invoke, deliver: Callable[[Head | BodyChunk | End], object]
 ) -> None:
     """Answer one request: `deliver` gets its answer in parts. Raises `CodeError` if the code cannot be loaded."""
 
@@ -49,7 +49,7 @@ def call_once(
             message: ToWorker | None = None
             while not isinstance(message, End):
                 message = await receive(reader, _decoder)
-                assert isinstance(message, Head | Chunk | End)  # noqa: S101  what a `PoolJob` sends
+                assert isinstance(message, Head | BodyChunk | End)  # noqa: S101  what a `PoolJob` sends
                 deliver(message)
             our_writer.close()
             writer.close()
@@ -58,13 +58,13 @@ def call_once(
 
 
 @contextlib.asynccontextmanager
-async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIterator[Runner]:
+async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIterator[CodeRunner]:
     with contextlib.ExitStack() as stack:
         try:
             code = stack.enter_context(prepared(code, properties, _tell, lambda *_: None))
         except (ConfigError, LoadFailed) as error:
             raise CodeError(error) from error
-        runner = await Runner.start(code, 0, properties.model_loading_timeout)
+        runner = await CodeRunner.start(code, 0, properties.model_loading_timeout)
         try:
             with tempfile.TemporaryDirectory() as directory:
                 await CodeAdapters(code, properties, Path(directory)).begin(code, [runner])

@@ -21,8 +21,8 @@ from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import PoolJob
 from lmi_handlers.custom_code.messages import (
+    BodyChunk,
     ChangeAdapter,
-    Chunk,
     End,
     FromWorker,
     Head,
@@ -172,9 +172,9 @@ class Pool:
         """Make a change, even if the web worker does not wait for its end."""
         try:
             await self._processes.change_adapter(message)
-            answer: list[Head | Chunk | End] = [Head(0, 200, {}, streams=False), End(0)]
+            answer: list[Head | BodyChunk | End] = [Head(0, 200, {}, streams=False), End(0)]
         except RefusedByCode as error:
-            answer = [Head(0, error.status, {}, streams=False), Chunk(0, str(error).encode()), End(0)]
+            answer = [Head(0, error.status, {}, streams=False), BodyChunk(0, str(error).encode()), End(0)]
         except LMIError as error:
             answer = [failed(0, error)]
         except OSError as error:  # the disk is full

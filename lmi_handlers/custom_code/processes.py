@@ -14,7 +14,7 @@ from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import PoolJob, WaitingJobs
 from lmi_handlers.custom_code.messages import ChangeAdapter
-from lmi_handlers.custom_code.runner import CodeError, Runner
+from lmi_handlers.custom_code.runner import CodeError, CodeRunner
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.status import not_ready
 from lmi_handlers.workers.back_off import back_off
@@ -48,7 +48,7 @@ class CodeProcesses:
         admission = DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
         self.waiting = WaitingJobs(properties.job_queue_size, admission)
         self.running = 0
-        self._runners: dict[int, Runner] = {}
+        self._runners: dict[int, CodeRunner] = {}
         self._lost: set[int] = set()
         self._cause = ""
         self._extra: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class CodeProcesses:
         Raises the `CodeError` of any of them.
         """
         self._code = code
-        starts = (Runner.start(code, place, timeout) for place in range(code.processes))
+        starts = (CodeRunner.start(code, place, timeout) for place in range(code.processes))
         self._runners.update(enumerate(await asyncio.gather(*starts)))
         await self._adapters.begin(code, [*self._runners.values()])
 
@@ -110,7 +110,7 @@ class CodeProcesses:
         self.running -= len(jobs)
         self._hand_out()
 
-    def _choose(self) -> Runner | None:
+    def _choose(self) -> CodeRunner | None:
         """Return the least busy of the first processes, or one of the others if they have no time.
 
         Of equal ones, it is the one that has been idle for longest: `Output.finalize` may still run in another.
@@ -122,11 +122,11 @@ class CodeProcesses:
         ]
         return self._runners[min(free)[-1]] if free else None
 
-    async def _start(self, place: int) -> Runner:
+    async def _start(self, place: int) -> CodeRunner:
         """Start a process with the code as it is at the end, and with its adapters. Raises `CodeError`."""
         while True:
             changed = self._changed
-            runner = await Runner.start(self._code, place, self._properties.model_loading_timeout)
+            runner = await CodeRunner.start(self._code, place, self._properties.model_loading_timeout)
             async with self._adapters.lock:
                 await self._adapters.restore(runner, [*self._runners.values()])
                 if not changed.done():
@@ -134,7 +134,7 @@ class CodeProcesses:
                     return runner
             await runner.end()
 
-    async def _keep(self, place: int, runner: Runner) -> None:
+    async def _keep(self, place: int, runner: CodeRunner) -> None:
         """Replace a process whenever it ends: with back-off unless a request has ended it."""
         failures = 0
         while True:
@@ -184,7 +184,7 @@ class CodeProcesses:
             self._extra.add(use)
             use.add_done_callback(self._extra.discard)
 
-    async def _use(self, place: int, runner: Runner, max_idle_time: float | None = None) -> None:
+    async def _use(self, place: int, runner: CodeRunner, max_idle_time: float | None = None) -> None:
         """Give requests to a process until it has ended. End it once it has had none for `max_idle_time` seconds."""
         self._runners[place] = runner
         self._tell()

@@ -21,12 +21,12 @@ from lmi_handlers.custom_code.messages import (
     NOT_LOADED,
     Abort,
     Batch,
-    Chunk,
+    BodyChunk,
+    CodeSettings,
     End,
     FromCode,
     Head,
     Invoke,
-    Load,
     Loaded,
     LoadError,
     Pause,
@@ -73,7 +73,7 @@ class _Answer:
     def streams(self) -> bool:
         return self._head is not None and self._head.streams
 
-    def add(self, message: Head | Chunk | End) -> None:
+    def add(self, message: Head | BodyChunk | End) -> None:
         """Pass on a part of the answer. Raises `ProtocolError`."""
         if isinstance(message, Head) is (self._head is not None) and not isinstance(message, End):
             raise ProtocolError("an answer must have one head, before its content")
@@ -89,7 +89,7 @@ class _Answer:
         self.ended.set_result(None)
 
 
-class Runner:
+class CodeRunner:
     """A process that has loaded the code. `ended` is done once it has ended, for whatever reason.
 
     `was_used` is true after the first call, `idle_since` the event loop's time at the end of the latest one.
@@ -121,10 +121,10 @@ class Runner:
         threading.Thread(target=self._wait, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     @classmethod
-    async def start(cls, code: CustomCode, place: int, timeout: float) -> Runner:
+    async def start(cls, code: CustomCode, place: int, timeout: float) -> CodeRunner:
         """Start a process and load the code, which may take `timeout` seconds. Raises `CodeError`."""
         device = str(place % code.gpus) if code.gpus else "-1"
-        load = Load(code, {**code.properties, "device_id": device}, time.monotonic() + timeout)
+        load = CodeSettings(code, {**code.properties, "device_id": device}, time.monotonic() + timeout)
         try:
             ours, its = socket.socketpair()
             with its, contextlib.ExitStack() as stack:

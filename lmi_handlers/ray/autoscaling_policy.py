@@ -20,7 +20,7 @@ _OLDEST_SECONDS = 30.0
 """A replica that has recorded nothing for longer may be hanging: nothing is known about it."""
 
 
-class Load(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """Load of a replica, on average over the look-back period: sequences, and the share of the KV cache in use."""
 
     running: float
@@ -28,7 +28,7 @@ class Load(NamedTuple):
     kv_cache_usage: float
 
 
-def usage(load: Load, batch: float) -> float:
+def usage(load: ReplicaLoad, batch: float) -> float:
     """Return the number of replicas that this one's load needs: 1 if it is exactly full.
 
     While sequences wait, the running ones count as the maximum, whichever limit they have reached: the batch, the KV
@@ -38,7 +38,7 @@ def usage(load: Load, batch: float) -> float:
     return max((load.running + load.waiting) / fits, load.kv_cache_usage)
 
 
-def replicas_needed(loads: Iterable[Load], batch: float, target_usage: float) -> int:
+def replicas_needed(loads: Iterable[ReplicaLoad], batch: float, target_usage: float) -> int:
     """Return the number of replicas for these loads, at least 1."""
     total = math.fsum(usage(load, batch) for load in loads)
     return max(1, math.ceil(total / target_usage - 1e-9))
@@ -63,12 +63,12 @@ class Policy:
         return needed, {}
 
 
-def known_loads(recorded: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> list[Load]:
+def known_loads(recorded: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> list[ReplicaLoad]:
     """Return the loads of the replicas that have recorded theirs. `recorded` has their series, by name and replica."""
     series = [recorded.get(name, {}) for name in (RUNNING, WAITING, KV_CACHE_USAGE)]
     loads = []
     for replica in series[0]:
         points = [each.get(replica, ()) for each in series]
         if all(points) and now - points[0][-1].timestamp < _OLDEST_SECONDS:
-            loads.append(Load(*(math.fsum(point.value for point in each) / len(each) for each in points)))
+            loads.append(ReplicaLoad(*(math.fsum(point.value for point in each) / len(each) for each in points)))
     return loads

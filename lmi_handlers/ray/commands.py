@@ -82,12 +82,12 @@ def serve(
     from pydantic import ValidationError
 
     from lmi_handlers.ray.arguments import Arguments
-    from lmi_handlers.ray.run import Options, run
+    from lmi_handlers.ray.run import RayServeOptions, run
 
     host = host or (default_host(os.environ) if address is None else ALL_INTERFACES)
     try:
         arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **_given(given))
-        run(arguments, Options(address=address, host=host, port=port, proxies=proxies, detach=detach))
+        run(arguments, RayServeOptions(address=address, host=host, port=port, proxies=proxies, detach=detach))
     except ValidationError as error:
         fail(
             *(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in error.errors())

@@ -37,7 +37,7 @@ _POLL_SECONDS = 1.0
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.NOT_STARTED)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RayServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The command line. `address` is None for a cluster of this machine only."""
 
     address: str | None
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """True if the application is left to the cluster once it serves."""
 
 
-def run(arguments: Arguments, options: Options) -> None:
+def run(arguments: Arguments, options: RayServeOptions) -> None:
     """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`, with one mistake per line.
 
     If the application is on the cluster already, Ray replaces its replicas one after the other.
@@ -88,7 +88,7 @@ def run(arguments: Arguments, options: Options) -> None:
         ray.shutdown()
 
 
-def _deploy(application: serve.Application, options: Options, context: BaseContext) -> None:
+def _deploy(application: serve.Application, options: RayServeOptions, context: BaseContext) -> None:
     """Deploy the application, and delete it in the end unless it is left to the cluster."""
     try:
         serve.run(application, name=APPLICATION)
@@ -120,7 +120,7 @@ def _connect(address: str | None) -> BaseContext:
         raise ConfigError(f"--address {address}: {error}") from error
 
 
-def _check_listens(options: Options) -> None:
+def _check_listens(options: RayServeOptions) -> None:
     """Raise `ConfigError` if Serve, which was running already, listens elsewhere: it does not move."""
     client = _get_global_client()
     if client is None:

@@ -18,7 +18,7 @@ MAX_CONVERSATION_BYTES = 1 << 20
 _FILE = "conversation.json"
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     """Messages and the images in them, as in `ChatPrompt`. The answers are as the model wrote them."""
 
     messages: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: 
             code="session_keeps_whole_messages",
         )
     kept = session.read(_FILE)
-    before = Conversation() if kept is None else msgspec.json.decode(kept, type=Conversation)
+    before = StoredConversation() if kept is None else msgspec.json.decode(kept, type=StoredConversation)
     messages, images = [*before.messages, *chat.messages], (*before.images, *chat.images)
     if len(messages) > max_messages:
         raise InvalidRequest(
@@ -58,7 +58,7 @@ def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: 
             "(option.max_messages): begin another",
             code="conversation_too_long",
         )
-    turn = Conversation(messages=messages, images=images)
+    turn = StoredConversation(messages=messages, images=images)
     _encode(turn)
     prompt = msgspec.structs.replace(
         request.prompts[0], content=msgspec.structs.replace(chat, messages=messages, images=images)
@@ -70,14 +70,14 @@ def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: 
     )
 
 
-def _keep(session: StoredSession, kept: bytes | None, turn: Conversation, text: str) -> None:
+def _keep(session: StoredSession, kept: bytes | None, turn: StoredConversation, text: str) -> None:
     """Keep the turn. Raises `TurnConflict` if another turn of this session has ended in the meantime."""
     messages = [*turn.messages, {"role": "assistant", "content": text}]
     if not session.replace(_FILE, kept, _encode(msgspec.structs.replace(turn, messages=messages))):
         raise TurnConflict("another turn of this session ended while this one was answered: send it again")
 
 
-def _encode(conversation: Conversation) -> bytes:
+def _encode(conversation: StoredConversation) -> bytes:
     data = msgspec.json.encode(conversation)
     if len(data) > MAX_CONVERSATION_BYTES:
         raise InvalidRequest(

@@ -30,7 +30,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.web.access_control import BIDIRECTIONAL_STREAM, AccessControl
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.inner_request import inner_environ
-from lmi_handlers.web.web_socket import Refused, WebSocket, is_utf8
+from lmi_handlers.web.web_socket import InvalidHandshake, WebSocket, is_utf8
 
 STOPPED = front_end_json({"code": 499, "type": "Stopped", "message": "a later message has stopped this answer"})
 """The last message of an answer that was stopped."""
@@ -55,7 +55,7 @@ def add_bidirectional_route(app: Flask, properties: ServingProperties) -> None:
         environ = dict(request.environ)
         try:
             client = WebSocket(environ, bodies, properties.max_request_size, properties.client_timeout)
-        except Refused as refused:
+        except InvalidHandshake as refused:
             return _refusal(refused.status, str(refused), refused.headers)
         return Response(_Conversation(app, environ, client), direct_passthrough=True)
 

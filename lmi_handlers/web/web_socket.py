@@ -34,7 +34,7 @@ _GOING_AWAY = Frame(Opcode.CLOSE, CloseCode.GOING_AWAY.to_bytes(2, "big")).seria
 _quiet = logging.Logger("websockets.server", logging.CRITICAL)  # a client's mistakes are no news
 
 
-class Refused(Exception):
+class InvalidHandshake(Exception):
     """The request is not a valid handshake. It is answered with `status` and `headers`."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class WebSocket:
-    """The server's side of a WebSocket. The constructor checks the handshake, and raises `Refused`; `open` answers it.
+    """The server's side of a WebSocket. The constructor checks the handshake, and raises `InvalidHandshake`; `open` answers it.
 
     Messages have at most `max_size` bytes. `bodies` limits what all incomplete messages of this worker hold. A client that
     is silent for `patience` seconds gets a ping, and is disconnected after as long again.
@@ -59,12 +59,12 @@ class WebSocket:
         self._protocol.receive_data(_head(environ))
         requests = self._protocol.events_received()
         if not requests:
-            raise Refused(400, "the handshake of the WebSocket is malformed", {})
+            raise InvalidHandshake(400, "the handshake of the WebSocket is malformed", {})
         assert isinstance(requests[0], Request)  # noqa: S101  the first event of a server's side
         self._answer = self._protocol.accept(requests[0])
         if self._answer.status_code != 101:
             offered = {name: value for name, value in self._answer.headers.raw_items() if name in ("Upgrade", "Allow")}
-            raise Refused(self._answer.status_code, str(self._protocol.handshake_exc), offered)
+            raise InvalidHandshake(self._answer.status_code, str(self._protocol.handshake_exc), offered)
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,7 @@ from counted_device import DEVICE, CountedDevice
 from tiny_models import MAX_LEN, make_model
 
 from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.sampling.sampler import SamplerState, sample_drafts
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.lora_layers import LoraLayers
@@ -45,7 +45,7 @@ def test_what_is_counted(device: CountedDevice) -> None:
 # The forward pass
 
 
-def forward(device: CountedDevice, runner: RollingRunner, chunks: list[Chunk]) -> tuple[int, int]:
+def forward(device: CountedDevice, runner: RollingRunner, chunks: list[SequenceChunk]) -> tuple[int, int]:
     """Compute the chunks. Returns how often the CPU waits, and the number of other copies."""
     device.waits.clear()
     device.copies.clear()
@@ -59,8 +59,10 @@ def test_forward_pass_of_generating_sequences(device: CountedDevice, num_tokens:
     counts = {}
     for num_seqs in (2, 12):
         sequences = [make_sequence(number, 20 + number) for number in range(num_seqs)]
-        forward(device, runner, [Chunk(sequence, 0, sequence.token_ids, 1) for sequence in sequences])
-        chunks = [Chunk(sequence, len(sequence.token_ids), [5] * num_tokens, num_tokens) for sequence in sequences]
+        forward(device, runner, [SequenceChunk(sequence, 0, sequence.token_ids, 1) for sequence in sequences])
+        chunks = [
+            SequenceChunk(sequence, len(sequence.token_ids), [5] * num_tokens, num_tokens) for sequence in sequences
+        ]
         counts[num_seqs] = forward(device, runner, chunks)
     assert counts[2] == counts[12]
     assert counts[2][0] == 0, "nothing to wait for"
@@ -70,7 +72,7 @@ def test_forward_pass_of_prompts_is_not_waited_for(device: CountedDevice) -> Non
     runner = make_runner()
     sequences = [make_sequence(number, 60 + number) for number in range(12)]
     for start, stop in ((0, 20), (20, 60)):
-        chunks = [Chunk(sequence, start, sequence.token_ids[start:stop], 0) for sequence in sequences]
+        chunks = [SequenceChunk(sequence, start, sequence.token_ids[start:stop], 0) for sequence in sequences]
         assert forward(device, runner, chunks)[0] == 0
 
 

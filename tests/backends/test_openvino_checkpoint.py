@@ -18,7 +18,7 @@ from serving import Server
 from backends.openvino.checkpoint import convert_checkpoint
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 
 pytestmark = pytest.mark.model
@@ -85,7 +85,7 @@ def test_logits_are_those_of_transformers(config_class: str, tmp_path: Path) -> 
     prompt = [(7 * i + 3) % TINY["vocab_size"] for i in range(90)]
     sequence = Sequence("a", prompt, len(prompt))
     sequence.blocks = [2, 0, 3]
-    logits = [runner.forward([Chunk(sequence, i, prompt[i : i + 45], 45)]).copy() for i in (0, 45)]
+    logits = [runner.forward([SequenceChunk(sequence, i, prompt[i : i + 45], 45)]).copy() for i in (0, 45)]
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0].numpy()
     np.testing.assert_allclose(np.concatenate(logits), expected, atol=1e-4 * np.abs(expected).max())

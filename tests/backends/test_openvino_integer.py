@@ -26,7 +26,7 @@ from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.precision import choose_precision
 from backends.openvino.runner import OpenVinoRunner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import locate_model
@@ -50,7 +50,7 @@ def computed(ir_file: Path, properties: dict[str, str], tokens: list[int]) -> np
     runner = OpenVinoRunner(again(), 64, again)
     sequence = Sequence("a", tokens, len(tokens))
     sequence.blocks = list(range(-(-len(tokens) // runner.block_size)))
-    logits: npt.NDArray[np.float32] = runner.forward([Chunk(sequence, 0, tokens, len(tokens))]).copy()
+    logits: npt.NDArray[np.float32] = runner.forward([SequenceChunk(sequence, 0, tokens, len(tokens))]).copy()
     return logits
 
 

@@ -25,7 +25,7 @@ from backends.openvino.checkpoint import convert_checkpoint
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.quantize import GROUP_SIZE, METHODS, quantize
 from backends.openvino.runner import OpenVinoRunner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
@@ -92,7 +92,7 @@ def compute(ir_file: Path, token_ids: list[int]) -> npt.NDArray[np.float32]:
     runner = OpenVinoRunner(compile_again(), 64, compile_again)
     sequence = Sequence("a", token_ids, len(token_ids))
     sequence.blocks = list(range(-(-len(token_ids) // runner.block_size)))
-    logits: npt.NDArray[np.float32] = runner.forward([Chunk(sequence, 0, token_ids, len(token_ids))]).copy()
+    logits: npt.NDArray[np.float32] = runner.forward([SequenceChunk(sequence, 0, token_ids, len(token_ids))]).copy()
     return logits
 
 

@@ -21,7 +21,7 @@ from facts import raises
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
 from lmi_handlers.model_files.locate import locate_model
 
@@ -79,11 +79,11 @@ class Tables:
         return sequence
 
 
-def chunk(sequence: Sequence, count: int, *, num_logits: int) -> Chunk:
+def chunk(sequence: Sequence, count: int, *, num_logits: int) -> SequenceChunk:
     """The next `count` tokens of a sequence, which count as computed afterwards."""
     start = sequence.num_computed
     sequence.num_computed += count
-    return Chunk(sequence, start, sequence.token_ids[start : start + count], num_logits)
+    return SequenceChunk(sequence, start, sequence.token_ids[start : start + count], num_logits)
 
 
 def generate(runner: OpenVinoRunner, sequences: list[Sequence]) -> list[list[int]]:
@@ -185,18 +185,18 @@ from pathlib import Path
 
 from backends.openvino.model import EXACT, compile_model
 from backends.openvino.runner import OpenVinoRunner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import SequenceChunk, Sequence
 
 compile_again = partial(compile_model, Path(sys.argv[1]), EXACT)
 runner = OpenVinoRunner(compile_again(), 128, compile_again)
 sequence = Sequence("long", list(range(100, 4100)), 4001)
 sequence.blocks = list(range(128))
-short = Chunk(sequence, 0, sequence.token_ids[:10], 1)
+short = SequenceChunk(sequence, 0, sequence.token_ids[:10], 1)
 expected = runner.forward([short]).copy()
 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20), resource.RLIM_INFINITY))
 try:
-    runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
+    runner.forward([SequenceChunk(sequence, 0, sequence.token_ids, 1)])
 except MemoryError:
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert (runner.forward([short]) == expected).all()
@@ -227,7 +227,7 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path) -> None:
     sequence = Tables(runner).sequence(PROMPTS[0])
     for _ in range(2):
         with pytest.raises(MemoryError):
-            runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
+            runner.forward([SequenceChunk(sequence, 0, sequence.token_ids, 1)])
     assert generate(runner, [sequence]) == expected
 
 

@@ -16,7 +16,7 @@ from waiting import wait_until
 from backends.paged import backend as paged_backend
 from backends.paged.adapter_cache import AdapterCache
 from backends.paged.backend import PagedBackend
-from backends.paged.sequence import Chunk
+from backends.paged.sequence import SequenceChunk
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
@@ -132,7 +132,7 @@ class TimedRunner(StoredTokensRunner):
         self.now = 0.0
         self._per_token = per_token
 
-    def forward(self, chunks: list[Chunk]) -> Any:
+    def forward(self, chunks: list[SequenceChunk]) -> Any:
         self.now += 1 + self._per_token * sum(len(chunk.token_ids) for chunk in chunks)
         return super().forward(chunks)
 

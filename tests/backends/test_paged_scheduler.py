@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backends.paged.block_pool import BlockPool, block_digests
 from backends.paged.scheduler import Scheduler
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.paged.step_budget import StepBudget
 
 BLOCK = 4
@@ -25,7 +25,7 @@ class Memory:
     def __init__(self, num_blocks: int) -> None:
         self._tokens = [[-1] * BLOCK for _ in range(num_blocks)]
 
-    def forward(self, chunk: Chunk) -> None:
+    def forward(self, chunk: SequenceChunk) -> None:
         blocks = chunk.sequence.blocks
         assert len(blocks) * BLOCK >= chunk.stop
         for position, token in enumerate(chunk.token_ids, chunk.start):
@@ -58,7 +58,7 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self, budget: int = 8, accepted: int = 0, drafts: Iterable[int] = ()) -> list[Chunk]:
+    def step(self, budget: int = 8, accepted: int = 0, drafts: Iterable[int] = ()) -> list[SequenceChunk]:
         for sequence in self.sequences.values():
             sequence.draft = list(drafts)
         chunks, preempted = self.scheduler.schedule(budget)

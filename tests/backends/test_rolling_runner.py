@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, MAX_LEN, VOCAB_SIZE, make_model
 
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.transformers import attention, layout
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.kv_cache import BLOCK_SIZE, KVCache
@@ -72,7 +72,7 @@ class Driver:
             while len(sequence.blocks) * BLOCK_SIZE < start + len(token_ids):
                 sequence.blocks.append(self.free.pop())
                 self.users[sequence.blocks[-1]] = 1
-            chunks.append(Chunk(sequence, start, token_ids, len(token_ids), num_draft=len(drafted)))
+            chunks.append(SequenceChunk(sequence, start, token_ids, len(token_ids), num_draft=len(drafted)))
         logits = self.runner.forward(chunks)
         end = 0
         for chunk in chunks:
@@ -154,8 +154,8 @@ def test_a_failed_sequence_spoils_neither_the_batch_nor_the_next_owner_of_its_bl
     bad.blocks = [30, 31]
     driver.step({good: (3, [])})
     good.append(8)
-    good_chunk = Chunk(good, 3, [8], 1)
-    logits = driver.runner.forward([good_chunk, Chunk(bad, 0, bad.token_ids, 1)])
+    good_chunk = SequenceChunk(good, 3, [8], 1)
+    logits = driver.runner.forward([good_chunk, SequenceChunk(bad, 0, bad.token_ids, 1)])
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
     good.num_computed = 4
@@ -164,7 +164,7 @@ def test_a_failed_sequence_spoils_neither_the_batch_nor_the_next_owner_of_its_bl
 
     sharer = Sequence("sharer", [99] * 32 + [4, 5], MAX_LEN)
     sharer.blocks = [30, 0]
-    assert driver.runner.forward([Chunk(sharer, 32, [4, 5], 1)]).isnan().all()
+    assert driver.runner.forward([SequenceChunk(sharer, 32, [4, 5], 1)]).isnan().all()
 
     driver.free += [31, 30]
     heir = driver.add([10, 11, 12])

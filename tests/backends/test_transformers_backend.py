@@ -22,7 +22,7 @@ from tiny_models import CONFIGS, EOS, SLOW_CONFIGS, VOCAB_SIZE, make_model
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from backends.sampling.bad_words import BadWords
 from backends.transformers import DECLARATION
 from backends.transformers.backend import TransformersBackend
@@ -600,7 +600,7 @@ def test_sequential_runner_starts_again_after_a_preemption(name: str) -> None:
     sequence = Sequence("a", [5, 6, 7], 20)
     for token in (8, 9, 10, 11):
         start = sequence.num_computed
-        chunk = Chunk(sequence, start, sequence.token_ids[start:], 1)
+        chunk = SequenceChunk(sequence, start, sequence.token_ids[start:], 1)
         got = runner.forward([chunk])
         again = runner.forward([chunk])
         with torch.inference_mode():

@@ -15,7 +15,7 @@ import pytest
 from handler_kinds import KINDS, SIBLINGS, SOUND, Kind
 
 from lmi_handlers.core.errors import LMIError
-from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
+from lmi_handlers.custom_code.messages import BodyChunk, End, Head, failure_of
 from lmi_handlers.custom_code.once import call_once, load_once
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.preflight.checks import mistakes
@@ -42,12 +42,12 @@ def answer(directory: Path, kind: Kind) -> tuple[int, bytes]:
     status, content = 0, b""
     failure: LMIError | None = None
 
-    def deliver(message: Head | Chunk | End) -> None:
+    def deliver(message: Head | BodyChunk | End) -> None:
         nonlocal status, content, failure
         match message:
             case Head():
                 status = message.code
-            case Chunk():
+            case BodyChunk():
                 content += message.data
             case End():
                 failure = failure_of(message)

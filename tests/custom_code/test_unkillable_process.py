@@ -12,7 +12,7 @@ from facts import says
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.custom_code import runner as runner_module
-from lmi_handlers.custom_code.runner import Runner
+from lmi_handlers.custom_code.runner import CodeRunner
 
 PROPERTIES = {"model_dir": "", "sessions_path": ""}
 
@@ -25,7 +25,7 @@ def test_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setattr(runner_module, "KILL_TIMEOUT", 0.2)
 
     async def end() -> int:
-        runner = await Runner.start(code, 0, timeout=60)
+        runner = await CodeRunner.start(code, 0, timeout=60)
         monkeypatch.setattr(os, "killpg", lambda group, _: groups.append(group))
         reading = runner._reading
         await asyncio.wait_for(runner.end(), 30)

@@ -17,13 +17,13 @@ from lmi_handlers.ray.autoscaling_policy import (
     KV_CACHE_USAGE,
     RUNNING,
     WAITING,
-    Load,
     Policy,
+    ReplicaLoad,
     replicas_needed,
 )
 
 LOADS = st.builds(
-    Load,
+    ReplicaLoad,
     running=st.floats(0, 64),
     waiting=st.floats(0, 1000),
     kv_cache_usage=st.floats(0, 1),
@@ -36,23 +36,23 @@ TARGETS = st.floats(0.1, 1)
     ("loads", "needed"),
     [
         ([], 1),
-        ([Load(0, 0, 0)], 1),
-        ([Load(0, 0, 0)] * 4, 1),
-        ([Load(6, 0, 0)], 1),
-        ([Load(7, 0, 0)], 2),  # 8 run at once, and 0.8 of that is the target
-        ([Load(8, 8, 0)], 3),
-        ([Load(6, 0, 0)] * 4, 4),
-        ([Load(2, 0, 0.9)], 2),  # long prompts: the cache is full before the batch
-        ([Load(2, 4, 0.5)], 4),  # something else keeps four of six waiting
-        ([Load(2, 0.5, 0.5)], 1),  # but not for most of the time
+        ([ReplicaLoad(0, 0, 0)], 1),
+        ([ReplicaLoad(0, 0, 0)] * 4, 1),
+        ([ReplicaLoad(6, 0, 0)], 1),
+        ([ReplicaLoad(7, 0, 0)], 2),  # 8 run at once, and 0.8 of that is the target
+        ([ReplicaLoad(8, 8, 0)], 3),
+        ([ReplicaLoad(6, 0, 0)] * 4, 4),
+        ([ReplicaLoad(2, 0, 0.9)], 2),  # long prompts: the cache is full before the batch
+        ([ReplicaLoad(2, 4, 0.5)], 4),  # something else keeps four of six waiting
+        ([ReplicaLoad(2, 0.5, 0.5)], 1),  # but not for most of the time
     ],
 )
-def test_what_a_load_needs(loads: list[Load], needed: int) -> None:
+def test_what_a_load_needs(loads: list[ReplicaLoad], needed: int) -> None:
     assert replicas_needed(loads, 8, 0.8) == needed
 
 
 @given(st.lists(LOADS, max_size=64), BATCHES, TARGETS)
-def test_everything_there_fits_at_once(loads: list[Load], batch: int, target: float) -> None:
+def test_everything_there_fits_at_once(loads: list[ReplicaLoad], batch: int, target: float) -> None:
     needed = replicas_needed(loads, batch, target)
     assert needed >= 1
     room = needed * target * (1 + 1e-6)
@@ -62,17 +62,17 @@ def test_everything_there_fits_at_once(loads: list[Load], batch: int, target: fl
 
 @given(st.lists(LOADS, min_size=1, max_size=8), BATCHES, TARGETS, st.floats(0, 100), st.floats(0, 1))
 def test_more_work_never_needs_fewer(
-    loads: list[Load], batch: int, target: float, waiting: float, kv_cache_usage: float
+    loads: list[ReplicaLoad], batch: int, target: float, waiting: float, kv_cache_usage: float
 ) -> None:
     first = loads[0]
-    more = Load(first.running, first.waiting + waiting, max(first.kv_cache_usage, kv_cache_usage))
+    more = ReplicaLoad(first.running, first.waiting + waiting, max(first.kv_cache_usage, kv_cache_usage))
     assert replicas_needed([more, *loads[1:]], batch, target) >= replicas_needed(loads, batch, target)
 
 
 @given(st.lists(LOADS, max_size=16), BATCHES, TARGETS)
-def test_once_the_load_is_spread_no_more_are_needed(loads: list[Load], batch: int, target: float) -> None:
+def test_once_the_load_is_spread_no_more_are_needed(loads: list[ReplicaLoad], batch: int, target: float) -> None:
     needed = replicas_needed(loads, batch, target)
-    share = Load(
+    share = ReplicaLoad(
         math.fsum(load.running + load.waiting for load in loads) / needed,
         0,
         math.fsum(load.kv_cache_usage for load in loads) / needed,
@@ -80,7 +80,7 @@ def test_once_the_load_is_spread_no_more_are_needed(loads: list[Load], batch: in
     assert replicas_needed([share] * needed, batch, target) <= needed
 
 
-def context(loads: dict[str, Load], *, current: int, target: int, age: float = 1.0) -> Any:
+def context(loads: dict[str, ReplicaLoad], *, current: int, target: int, age: float = 1.0) -> Any:
     def series(field: str) -> dict[str, list[SimpleNamespace]]:
         return {
             replica: [SimpleNamespace(timestamp=1000.0 - age, value=getattr(load, field)) for _ in range(3)]
@@ -93,7 +93,7 @@ def context(loads: dict[str, Load], *, current: int, target: int, age: float = 1
     )
 
 
-IDLE = Load(0, 0, 0)
+IDLE = ReplicaLoad(0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ IDLE = Load(0, 0, 0)
         (context({"a": IDLE, "b": IDLE}, current=2, target=2), 1),
         (context({"a": IDLE}, current=2, target=2), 2),  # nothing is known about the other
         (context({"a": IDLE, "b": IDLE}, current=2, target=2, age=60), 2),  # nor about those that have fallen silent
-        (context({"a": Load(8, 16, 0)}, current=2, target=2), 4),
+        (context({"a": ReplicaLoad(8, 16, 0)}, current=2, target=2), 4),
         (context({}, current=1, target=1), 1),
         (context({}, current=0, target=3), 3),
     ],

@@ -15,7 +15,7 @@ import pytest
 import requests
 from facts import says
 from ray_cluster import RayCluster, RayNode
-from ray_load import Load
+from ray_load import MixedLoad
 from serving import ENVIRON, Server, free_port
 from waiting import wait_until
 
@@ -119,14 +119,14 @@ def engine_with_streams(cluster: RayCluster, server: Server) -> psutil.Process:
     return found[0]
 
 
-def report(what: str, load: Load, began: float, seconds: float = 0.0) -> None:
+def report(what: str, load: MixedLoad, began: float, seconds: float = 0.0) -> None:
     print(f"{what}: new requests served after {seconds:.2f} s; {len(load.failed)} of {len(load.results)} failed")
     for result in load.failed:
         print(f"  {result.started - began:+.2f} to {result.ended - began:+.2f} s: {result.error[:120]}")
 
 
 def test_a_node_is_killed(cluster: RayCluster, server: Server) -> None:
-    with Load(server) as load:
+    with MixedLoad(server) as load:
         load.wait_for_streams()
         fault = time.monotonic()
         node_with_a_replica(cluster).kill()
@@ -140,7 +140,7 @@ def test_a_node_is_killed(cluster: RayCluster, server: Server) -> None:
 
 def test_a_node_falls_silent(cluster: RayCluster, server: Server) -> None:
     """As a machine without power on a network: no connection is refused or reset, and nothing is answered."""
-    with Load(server) as load:
+    with MixedLoad(server) as load:
         load.wait_for_streams()
         fault = time.monotonic()
         node = node_with_a_replica(cluster)
@@ -164,7 +164,7 @@ def test_a_node_falls_silent(cluster: RayCluster, server: Server) -> None:
 @pytest.mark.parametrize("part", ["replica", "server"])
 def test_a_process_is_killed(cluster: RayCluster, server: Server, part: str) -> None:
     wait_until(lambda: len(replicas_up(cluster) or ()) == len(engines(cluster)) >= 2, 180)  # none is just starting
-    with Load(server) as load:
+    with MixedLoad(server) as load:
         load.wait_for_streams()
         engine = engine_with_streams(cluster, server)
         fault = time.monotonic()
@@ -181,7 +181,7 @@ def test_an_update_loses_nothing(cluster: RayCluster, server: Server) -> None:
     wait_for_replicas(cluster, 2)
     before, disconnected = engines(cluster), server.log.count("ClientDisconnected")
     command = command_of(cluster, str(server.directory), server.port, "--replicas", "2", "--detach")
-    with Load(server) as load:
+    with MixedLoad(server) as load:
         load.wait_for_streams()
         began = time.monotonic()
         done = subprocess.run(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from backends.base import ModelFiles
 from backends.paged.backend import PagedBackend
 from backends.paged.runner import Runner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.config.properties import ServingProperties
 
 
@@ -41,12 +41,12 @@ class StoredTokensRunner(Runner):
         self.memory = memory
         self._failing = failing
         self._steps = itertools.count()
-        self.forwards: list[list[Chunk]] = []
+        self.forwards: list[list[SequenceChunk]] = []
         self.released: list[str] = []
         self.reclaimed: list[int] = []
         self._stored = np.zeros((num_blocks, self.block_size), np.int64)
 
-    def forward(self, chunks: list[Chunk]) -> Any:
+    def forward(self, chunks: list[SequenceChunk]) -> Any:
         if sum(len(chunk.token_ids) for chunk in chunks) > self.memory:
             raise MemoryError
         fails = next(self._steps) in self._failing
@@ -73,7 +73,7 @@ class StoredTokensRunner(Runner):
         self.reclaimed += blocks
         self._stored[list(blocks)] = -1
 
-    def _logits(self, chunk: Chunk, length: int) -> npt.NDArray[np.float64]:
+    def _logits(self, chunk: SequenceChunk, length: int) -> npt.NDArray[np.float64]:
         past = self._stored[chunk.sequence.blocks].reshape(-1)[:length]
         # The last two tokens decide most, so texts repeat themselves; all others change the logits a little.
         recent, all_ = (np.random.default_rng(past[-size:].tolist()) for size in (2, length))

@@ -27,7 +27,7 @@ class Result(msgspec.Struct, frozen=True):
     error: str
 
 
-class Load:
+class MixedLoad:
     """Streams, one after the other, and short requests on connections that are kept.
 
     Each text is another one, and each answer is compared with it: `echo` answers with the prompt. The streams have
@@ -44,7 +44,7 @@ class Load:
             for length in (*range(60, 60 + 10 * streams, 10), *(0,) * short)
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> MixedLoad:
         for thread in self._threads:
             thread.start()
         return self

@@ -22,10 +22,10 @@ from lmi_handlers.core.errors import (
     RequestFailed,
 )
 from lmi_handlers.custom_code.formatting.messages import (
-    Failed,
     Forget,
     Formatted,
     FormattersReady,
+    FormattingFailed,
     FromWorker,
     ScriptFormatters,
     ToWorker,
@@ -149,7 +149,7 @@ class FormatterClient:
                     self._scripts, self._sender = message.scripts, sender
                     self._ready.set()
                 elif (calls := self._calls.get(message.number)) is not None:
-                    calls.put(_error_of(message) if isinstance(message, Failed) else message)
+                    calls.put(_error_of(message) if isinstance(message, FormattingFailed) else message)
         except ProtocolError:
             logger.exception("the formatters' process sent an invalid message; connecting to it again")
             return False
@@ -161,5 +161,5 @@ class FormatterClient:
         return True
 
 
-def _error_of(message: Failed) -> RequestFailed:
+def _error_of(message: FormattingFailed) -> RequestFailed:
     return RequestFailed(f"the model's formatter failed: {message.error}", code="formatter_failed")

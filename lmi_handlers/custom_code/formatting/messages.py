@@ -2,7 +2,7 @@
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker has
 one connection, and chooses a `number` for each request. `FormatInput`, `Tokens` and `Records` are answered in order, by
-`Formatted` or `Failed`. After `Failed`, the process forgets the number.
+`Formatted` or `FormattingFailed`. After `FormattingFailed`, the process forgets the number.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Formatted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False
     context: bytes = b""
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FormattingFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The formatter has raised an error, or has returned what it must not."""
 
     number: int
@@ -107,4 +107,4 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FromWorker = FormatInput | Begin | Tokens | Forget | Records
-ToWorker = FormattersReady | Formatted | Failed
+ToWorker = FormattersReady | Formatted | FormattingFailed

@@ -19,11 +19,11 @@ from lmi_handlers.custom_code.failures import author_traceback, load_error, name
 from lmi_handlers.custom_code.formatting.hang_watch import HangWatch
 from lmi_handlers.custom_code.formatting.messages import (
     Begin,
-    Failed,
     Forget,
     FormatInput,
     Formatted,
     FormattersReady,
+    FormattingFailed,
     FromWorker,
     Records,
     Tokens,
@@ -64,7 +64,7 @@ class ConnectedWorker(WorkerConnection[ToWorker, FromWorker]):
 
     def in_place_of(self, message: ToWorker, error: MessageTooLong) -> list[ToWorker]:
         assert isinstance(message, Formatted)  # noqa: S101  the others are short
-        return [Failed(message.number, f"its result is too long to be sent: {error}")]
+        return [FormattingFailed(message.number, f"its result is too long to be sent: {error}")]
 
 
 Inbox = queue.SimpleQueue[tuple[ConnectedWorker, FromWorker]]
@@ -96,7 +96,7 @@ class Process:
         except BaseException as error:  # noqa: BLE001  the request fails, whatever the code has raised
             worker.answers.pop(message.number, None)
             logger.error("a formatter failed", extra={"exception": author_traceback(error)})
-            reply = Failed(message.number, named(error)[:_MAX_CAUSE])
+            reply = FormattingFailed(message.number, named(error)[:_MAX_CAUSE])
         finally:
             self._watch.end()
         if os.getpid() != self._pid:  # the code has forked, and this is not the process that is connected

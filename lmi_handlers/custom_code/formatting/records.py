@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from lmi_handlers.custom_code.formatting.responses import Chunk, Response, encode, encode_like_python
+from lmi_handlers.custom_code.formatting.responses import Response, SentEvent, encode, encode_like_python
 
 _DONE = b"[DONE]"
 _EVENT = b"data: "
@@ -45,7 +45,7 @@ class ResponseCall:
         value = json.loads(data)
         if self._takes_dicts or not isinstance(value, dict):
             return value
-        return Chunk(f"data: {data.decode()}\n\n", value) if is_chunk else Response(value)
+        return SentEvent(f"data: {data.decode()}\n\n", value) if is_chunk else Response(value)
 
     def _call(self, argument: Any, before: bytes, after: bytes) -> bytes:
         value = self._result(self._function(argument))

@@ -58,10 +58,10 @@ class Message(ResponseObject):
     reasoning_content = None
 
 
-class Chunk(str, Response):
+class SentEvent(str, Response):
     """A server-sent event of a stream, with the attributes of its object."""
 
-    def __new__(cls, event: str, _fields: dict[str, Any]) -> Chunk:
+    def __new__(cls, event: str, _fields: dict[str, Any]) -> SentEvent:
         return super().__new__(cls, event)
 
     def __init__(self, _event: str, fields: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class Request:
     context: Context
 
 
-Load = Callable[[Context], Any]
+LoadModel = Callable[[Context], Any]
 """Returns the model. May raise anything."""
 
 Transform = Callable[[Any, Request], Any]
@@ -37,7 +37,7 @@ Transform = Callable[[Any, Request], Any]
 class Predictor:
     """A function for `CustomCode`. Its first call loads the model, and each later one answers a request."""
 
-    def __init__(self, load: Load, transform: Transform) -> None:
+    def __init__(self, load: LoadModel, transform: Transform) -> None:
         self._load = load
         self._transform = transform
         self._context: Context | None = None

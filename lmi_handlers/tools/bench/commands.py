@@ -75,11 +75,11 @@ def bench(
     """
     from lmi_handlers.core.errors import ConfigError
     from lmi_handlers.core.log import fail
-    from lmi_handlers.tools.bench.run import Options, parse_goodput, parse_headers, run
+    from lmi_handlers.tools.bench.run import BenchOptions, parse_goodput, parse_headers, run
 
     key = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if os.environ.get("API_KEY") else {}
     try:
-        options = Options(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
+        options = BenchOptions(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
         run(options, json_file, page_file)
     except ConfigError as error:
         fail(str(error))

@@ -34,7 +34,7 @@ class Timing(msgspec.Struct):
         return len(self.arrivals) if self.output_tokens is None else self.output_tokens
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load: requests, their number and the server.
 
     Without `gaps` the loop is closed: `concurrency` clients each send a request when the last one is answered. With
@@ -55,7 +55,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
 
 
-async def send(load: Load) -> tuple[list[Timing], float]:
+async def send(load: OfferedLoad) -> tuple[list[Timing], float]:
     """Send the load. Returns all requests, in the order in which they were started, and the seconds that it took."""
     run = _Run(load)
     connector = aiohttp.TCPConnector(limit=0)
@@ -66,7 +66,7 @@ async def send(load: Load) -> tuple[list[Timing], float]:
 
 
 class _Run:
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: OfferedLoad) -> None:
         self._load = load
         self._api = APIS[load.api]
         self._began = time.perf_counter()

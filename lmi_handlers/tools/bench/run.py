@@ -24,7 +24,7 @@ from lmi_handlers.tools.client.server import ServerUrl
 _GOODPUT = ("ttft", "tpot", "e2el")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `lmi bench`. `rate` is requests per second; without it, the loop is closed."""
 
     url: str
@@ -47,19 +47,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str]
 
 
-def run(options: Options, json_file: Path | None, page_file: Path | None) -> None:
+def run(options: BenchOptions, json_file: Path | None, page_file: Path | None) -> None:
     """Send the requests, print the figures and write the files. Exits with status 1 if no request was answered.
 
     Raises `ConfigError`.
     """
     try:
-        from lmi_handlers.tools.bench.load import Load, send
+        from lmi_handlers.tools.bench.load import OfferedLoad, send
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: {install_command('lmi-handlers[bench]')}") from error
     _check(options)
     items = _items(options, random.Random(options.seed))  # noqa: S311  reproducible, not secret
     gaps = random.Random(options.seed + 1)  # noqa: S311
-    load = Load(
+    load = OfferedLoad(
         url=options.url.rstrip("/"),
         api=options.api,
         model=options.model,
@@ -118,13 +118,13 @@ def parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
     return parsed
 
 
-def _check(options: Options) -> None:
+def _check(options: BenchOptions) -> None:
     ServerUrl.parse(options.url)
     if math.isnan(options.rate or 0.0) or not math.isfinite(options.burstiness):
         raise ConfigError("--rate and --burstiness must be numbers")
 
 
-def _items(options: Options, source: random.Random) -> Any:
+def _items(options: BenchOptions, source: random.Random) -> Any:
     lengths = Lengths(options.output_tokens)
     if options.dataset is not None:
         return items_of_file(options.dataset, lengths, source)
@@ -140,7 +140,7 @@ def _items(options: Options, source: random.Random) -> Any:
     return random_items(Lengths(options.input_tokens), lengths, source, tokenizer)
 
 
-def _arguments(options: Options) -> dict[str, Any]:
+def _arguments(options: BenchOptions) -> dict[str, Any]:
     """Return what the report says about the run. Headers and the URL may hold secrets."""
     given = {name: value for name, value in msgspec.to_builtins(options, enc_hook=str).items() if value is not None}
     return given | {

@@ -15,7 +15,7 @@ from lmi_handlers.tools.client.answer import Piece, parsed, pieces
 from lmi_handlers.tools.client.apis import APIS, Api, Question
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
 
 _LONGEST_DOCUMENT = 64 * 2**20
@@ -29,7 +29,7 @@ class Answering(Protocol):
     """Whom we chat with."""
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
-        """Yield the answer. Closing the iterator ends the request. Raises `AnswerFailed` or `Refused`."""
+        """Yield the answer. Closing the iterator ends the request. Raises `AnswerFailed` or `CallRefused`."""
 
     def suggested(self, conversation: Conversation) -> dict[str, Any]:
         """Return the parameters without which the model that is asked makes no sense. Raises nothing."""
@@ -59,7 +59,7 @@ class Server:
         """Return the default model's temperature, if that is the model. Failures are left to the first question."""
         try:
             listed = self._asked("/v1/models", None)
-        except (Refused, ConfigError):
+        except (CallRefused, ConfigError):
             return {}
         models = listed.get("data") if isinstance(listed, dict) else None
         names = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
@@ -95,7 +95,7 @@ class Server:
                     data += part
                     if len(data) > _LONGEST_DOCUMENT:
                         return None
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.code in _NOT_KNOWN:
                 return None
             raise

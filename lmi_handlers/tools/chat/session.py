@@ -17,7 +17,7 @@ from lmi_handlers.tools.chat.lines import Interrupts, piped_lines, typed_lines
 from lmi_handlers.tools.chat.screen import Screen
 from lmi_handlers.tools.chat.server import Answering
 from lmi_handlers.tools.client.answer import Piece
-from lmi_handlers.tools.client.errors import AnswerFailed, Refused
+from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 
 _LONGEST_ANSWER = 16 * 2**20
 
@@ -142,7 +142,7 @@ class _Chat:
             screen.end_line()
             screen.note("stopped")
             self._is_answered = any(pieces)
-        except (AnswerFailed, Refused, ConfigError) as error:
+        except (AnswerFailed, CallRefused, ConfigError) as error:
             self._fail(error)
         screen.end_line()
         if self._is_answered:

@@ -11,7 +11,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.tools.client.answer import failure_cause
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 
 
 def check_boto3() -> None:
@@ -37,7 +37,7 @@ class Aws:
 
     @functools.cache  # noqa: B019  lives as long as the process
     def client(self, service: str) -> Any:
-        """Return boto3's client. Raises `Refused` if there is no region, for example."""
+        """Return boto3's client. Raises `CallRefused` if there is no region, for example."""
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -47,10 +47,10 @@ class Aws:
             config = patient if service == "sagemaker-runtime" else None
             return self._session.client(service, config=config)  # type: ignore[call-overload]
         except (BotoCoreError, ValueError) as error:
-            raise Refused(_sentence(error)) from error
+            raise CallRefused(_sentence(error)) from error
 
     def __call__(self, call: AwsCall) -> dict[str, Any]:
-        """Make the call once. Raises `Refused`."""
+        """Make the call once. Raises `CallRefused`."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -65,12 +65,12 @@ class Aws:
         except ClientError as error:
             details = error.response.get("Error", {})
             code = details.get("Code", "")
-            raise Refused(f"{call.api_name}: {code}: {_cause(error.response)}", code=code) from error
+            raise CallRefused(f"{call.api_name}: {code}: {_cause(error.response)}", code=code) from error
         except (BotoCoreError, Boto3Error, OSError) as error:
-            raise Refused(f"{call.api_name}: {_sentence(error)}") from error
+            raise CallRefused(f"{call.api_name}: {_sentence(error)}") from error
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        """Yield the items of all pages of a listing. Raises `Refused`."""
+        """Yield the items of all pages of a listing. Raises `CallRefused`."""
         token: dict[str, str] = {}
         while True:
             answer = self(AwsCall(service, operation, parameters | token))
@@ -80,10 +80,10 @@ class Aws:
             token = {"NextToken": answer["NextToken"]}
 
     def find(self, call: AwsCall) -> dict[str, Any] | None:
-        """Return the answer, or None if what the call asks for does not exist. Raises `Refused`."""
+        """Return the answer, or None if what the call asks for does not exist. Raises `CallRefused`."""
         try:
             return self(call)
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.is_missing:
                 return None
             raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import AnswerFailed, Refused
+from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 from lmi_handlers.tools.client.server import CHUNK, InvokeRequest, StreamedResponse
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def invoke_endpoint(aws: Aws, endpoint: str, invocation: InvokeRequest, *, streams: bool) -> Iterator[StreamedResponse]:
-    """Call an endpoint. With `streams`, whatever it answers arrives as it is written. Raises `Refused`."""
+    """Call an endpoint. With `streams`, whatever it answers arrives as it is written. Raises `CallRefused`."""
     parameters: dict[str, object] = {
         "EndpointName": endpoint,
         "ContentType": invocation.content_type,
@@ -35,17 +35,17 @@ def invoke_endpoint(aws: Aws, endpoint: str, invocation: InvokeRequest, *, strea
 
 
 def _body(body: StreamingBody, endpoint: str) -> Iterator[bytes]:
-    """Yield the bytes of an answer. Raises `Refused` if the connection breaks."""
+    """Yield the bytes of an answer. Raises `CallRefused` if the connection breaks."""
     from botocore.exceptions import BotoCoreError
 
     try:
         yield from iter(lambda: body.read(CHUNK), b"")
     except BotoCoreError as error:
-        raise Refused(f"{endpoint}: {error}") from error
+        raise CallRefused(f"{endpoint}: {error}") from error
 
 
 def _events(events: Iterable[Mapping[str, Mapping[str, bytes]]], endpoint: str) -> Iterator[bytes]:
-    """Yield the bytes of an event stream. Raises `AnswerFailed` where SageMaker breaks it off, and `Refused`."""
+    """Yield the bytes of an event stream. Raises `AnswerFailed` where SageMaker breaks it off, and `CallRefused`."""
     from botocore.eventstream import ParserError
     from botocore.exceptions import EventStreamError
     from urllib3.exceptions import HTTPError
@@ -56,4 +56,4 @@ def _events(events: Iterable[Mapping[str, Mapping[str, bytes]]], endpoint: str) 
     except EventStreamError as error:
         raise AnswerFailed(str(error)) from error
     except (HTTPError, ParserError) as error:
-        raise Refused(f"{endpoint}: {error}") from error
+        raise CallRefused(f"{endpoint}: {error}") from error

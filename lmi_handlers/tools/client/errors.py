@@ -8,7 +8,7 @@ _ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
 """Fields of an error document, in all APIs of this server."""
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
 
     def __init__(self, message: str, *, code: str = "") -> None:

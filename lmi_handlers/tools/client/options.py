@@ -20,11 +20,11 @@ def explained(function: F) -> F:
     def command(**options: Any) -> None:
         from lmi_handlers.core.errors import ConfigError
         from lmi_handlers.core.log import fail
-        from lmi_handlers.tools.client.errors import Refused
+        from lmi_handlers.tools.client.errors import CallRefused
 
         try:
             function(**options)
-        except (ConfigError, Refused) as error:
+        except (ConfigError, CallRefused) as error:
             fail(str(error))
 
     return command  # type: ignore[return-value]

@@ -13,7 +13,7 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.tools.client.answer import failure_cause
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,7 +81,7 @@ class StreamedResponse(msgspec.Struct, frozen=True):
 def invoke_url(
     url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
 ) -> Iterator[StreamedResponse]:
-    """Ask a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
+    """Ask a server with the headers that SageMaker would send. Raises `CallRefused` or `ConfigError`.
 
     The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
     """
@@ -106,22 +106,22 @@ def invoke_url(
             response = connection.getresponse()
             if not 200 <= response.status < 300:
                 cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
-                raise Refused(f"{response.status}: {cause or response.reason}", code=str(response.status))
+                raise CallRefused(f"{response.status}: {cause or response.reason}", code=str(response.status))
         sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
         yield StreamedResponse(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
 
 
 @contextmanager
 def _explained(target: str) -> Iterator[None]:
-    """Raise errors of the connection as `Refused`. A `ValueError` is a header that cannot be sent."""
+    """Raise errors of the connection as `CallRefused`. A `ValueError` is a header that cannot be sent."""
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Refused(f"{target}: {error or type(error).__name__}") from error
+        raise CallRefused(f"{target}: {error or type(error).__name__}") from error
 
 
 def _parts(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raises `Refused` if the connection breaks, or ends before the body does."""
+    """Yield the body as it arrives. Raises `CallRefused` if the connection breaks, or ends before the body does."""
     while True:
         with _explained(target):
             part = response.read1(CHUNK)
@@ -129,7 +129,7 @@ def _parts(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
             break
         yield part
     if response.length:  # http.client checks only chunked bodies
-        raise Refused(f"{target}: the connection ended {response.length} bytes before the end of the answer")
+        raise CallRefused(f"{target}: the connection ended {response.length} bytes before the end of the answer")
 
 
 def _header(name: str) -> str:

@@ -16,7 +16,7 @@ from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.migration.vllm_variables import given_to_vllm
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall, as_printed, mistakes
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.deploy.autoscaling import queue_environment
 from lmi_handlers.tools.deploy.deployment import Deployment, check_image_region, s3_url
 from lmi_handlers.tools.deploy.inventory import (
@@ -52,7 +52,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deploy(options: Mapping[str, Any], how: Run) -> None:
-    """Deploy what the options say. Raises `ConfigError` or `Refused`."""
+    """Deploy what the options say. Raises `ConfigError` or `CallRefused`."""
     deployment, upload = _deployment(options, how)
     uploads = [] if upload is None else upload.calls
     if how.dry_run:
@@ -78,11 +78,11 @@ def deploy(options: Mapping[str, Any], how: Run) -> None:
             show(f"{len(upload.calls)} files, {upload.size / 1e6:,.1f} MB, go to {upload.folder}")
             run(aws, missing(aws, upload))
         run(aws, calls, keep_failed=how.keep_failed)
-    except Refused as refused:
+    except CallRefused as refused:
         if upload is None:
             raise
         folder = upload.folder
-        raise Refused(
+        raise CallRefused(
             f"{refused}\nwhat was copied to S3 is kept; to delete it: aws s3 rm --recursive {folder}"
         ) from refused
     if any(call.until is not None for call in calls) and how.update:
@@ -150,20 +150,20 @@ def _assumed(deployment: Deployment, *, updates: bool) -> Existing:
 
 
 def _existing(aws: Aws, deployment: Deployment, inventory: Inventory, *, updates: bool) -> Existing:
-    """Return what exists. Raises `Refused` if the options do not allow that."""
+    """Return what exists. Raises `CallRefused` if the options do not allow that."""
     endpoint, name = inventory.endpoint, deployment.name
     components = frozenset(item["InferenceComponentName"] for item in inventory.components)
     if endpoint is None:
         if updates or not deployment.makes_endpoint:
-            raise Refused(f"there is no endpoint {name} in this region")
+            raise CallRefused(f"there is no endpoint {name} in this region")
         return Existing()
     if not updates and deployment.makes_endpoint:
-        raise Refused(f"the endpoint {name} exists already ({inventory.status}); add --update to change it")
+        raise CallRefused(f"the endpoint {name} exists already ({inventory.status}); add --update to change it")
     if not is_ours(aws, endpoint["EndpointArn"], name):
-        raise Refused(f"the endpoint {name} was not made by lmi deploy (it has no tag lmi:deployment={name})")
+        raise CallRefused(f"the endpoint {name} was not made by lmi deploy (it has no tag lmi:deployment={name})")
     named = components & {deployment.component, *deployment.adapters}
     if named and not updates:
-        raise Refused(f"the inference component {sorted(named)[0]} exists already; add --update to change it")
+        raise CallRefused(f"the inference component {sorted(named)[0]} exists already; add --update to change it")
     targets = [item["ResourceId"] for item in scalable_targets(aws, inventory)]
     return Existing(
         configuration=endpoint["EndpointConfigName"],

@@ -27,7 +27,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_inventory(aws: Aws, name: str) -> Inventory:
-    """Describe the endpoint and its components. Raises `Refused`."""
+    """Describe the endpoint and its components. Raises `CallRefused`."""
     endpoint = aws.find(AwsCall("sagemaker", "describe_endpoint", {"EndpointName": name}))
     components = []
     for item in aws.pages("sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=name):
@@ -38,7 +38,7 @@ def take_inventory(aws: Aws, name: str) -> Inventory:
 
 
 def scalable_targets(aws: Aws, inventory: Inventory) -> list[dict[str, Any]]:
-    """Return what Application Auto Scaling scales of a deployment. Raises `Refused`."""
+    """Return what Application Auto Scaling scales of a deployment. Raises `CallRefused`."""
     components = {f"inference-component/{item['InferenceComponentName']}" for item in inventory.components}
     listed = aws.pages(
         "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
@@ -48,19 +48,19 @@ def scalable_targets(aws: Aws, inventory: Inventory) -> list[dict[str, Any]]:
 
 
 def scaling_policies(aws: Aws, resource: str) -> list[str]:
-    """Return the names of the policies by which a target scales. Raises `Refused`."""
+    """Return the names of the policies by which a target scales. Raises `CallRefused`."""
     asked = {"ServiceNamespace": "sagemaker", "ResourceId": resource}
     listed = aws.pages("application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **asked)
     return [item["PolicyName"] for item in listed]
 
 
 def is_ours(aws: Aws, arn: str, name: str) -> bool:
-    """Tell whether `lmi deploy` made it for this deployment. Raises `Refused`."""
+    """Tell whether `lmi deploy` made it for this deployment. Raises `CallRefused`."""
     return tags(aws, arn).get(DEPLOYMENT_TAG) == name
 
 
 def tags(aws: Aws, arn: str) -> dict[str, str]:
-    """Return the tags of a resource. Raises `Refused`."""
+    """Return the tags of a resource. Raises `CallRefused`."""
     return {tag["Key"]: tag["Value"] for tag in aws.pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)}
 
 
@@ -72,7 +72,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def unused(aws: Aws, inventory: Inventory) -> Iterator[Leftover]:
-    """Yield the deployment's configurations and models that its endpoint does not use. Raises `Refused`."""
+    """Yield the deployment's configurations and models that its endpoint does not use. Raises `CallRefused`."""
     endpoint = inventory.endpoint or {}
     descriptions = [endpoint, endpoint.get("PendingDeploymentSummary", {})]
     configurations = {found["EndpointConfigName"] for found in descriptions if "EndpointConfigName" in found}

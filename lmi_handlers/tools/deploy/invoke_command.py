@@ -49,7 +49,7 @@ def invoke_command(
     """
     from lmi_handlers.tools.client.aws import Aws
     from lmi_handlers.tools.client.endpoint import invoke_endpoint
-    from lmi_handlers.tools.client.errors import AnswerFailed, Refused
+    from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
     from lmi_handlers.tools.client.server import invoke_url
 
     if (url is None) == (endpoint_name is None):
@@ -65,7 +65,7 @@ def invoke_command(
         try:
             _show(answer, raw=raw)
         except AnswerFailed as error:
-            raise Refused(str(error)) from error
+            raise CallRefused(str(error)) from error
 
 
 def _invocation(body: bytes, options: dict[str, Any]) -> InvokeRequest:

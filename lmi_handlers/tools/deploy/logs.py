@@ -11,7 +11,7 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 
 _POLL_SECONDS = 2.0
 _OVERLAP_SECONDS = 30
@@ -35,7 +35,7 @@ def log_group(name: str | None, component: str | None) -> str:
 
 
 def read_log(aws: Aws, group: str, *, seconds: int, pattern: str | None, follow: bool) -> Iterator[Line]:
-    """Yield the lines of the last `seconds`, and with `follow` those that come. Raises `Refused`."""
+    """Yield the lines of the last `seconds`, and with `follow` those that come. Raises `CallRefused`."""
     start = int((time.time() - seconds) * 1000)
     seen: dict[str, int] = {}
     while True:
@@ -60,12 +60,12 @@ def _lines(
     while True:
         try:
             answer = aws(AwsCall("logs", "filter_log_events", parameters))
-        except Refused as refused:
+        except CallRefused as refused:
             if not refused.is_missing:
                 raise
             if may_be_missing:
                 return
-            raise Refused(f"there is no log group {group} yet: no container has been started") from refused
+            raise CallRefused(f"there is no log group {group} yet: no container has been started") from refused
         for event in answer["events"]:
             yield event["eventId"], Line(event["timestamp"], event["logStreamName"], event["message"].rstrip("\n"))
         if not answer.get("nextToken"):

@@ -11,7 +11,7 @@ import msgspec
 from lmi_handlers.model_files.s3_url import S3Url
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.deploy.deployment import Deployment, s3_url
 from lmi_handlers.tools.deploy.run import inverse
 
@@ -134,7 +134,7 @@ def _action(call: AwsCall) -> str:
 
 
 def denied(aws: Aws, deployment: Deployment, permissions: Permissions) -> list[str]:
-    """Return what the caller and the role may not do, one line per principal, by IAM's simulator. Raises `Refused`.
+    """Return what the caller and the role may not do, one line per principal, by IAM's simulator. Raises `CallRefused`.
 
     The simulator knows the policies of a principal and of its organisation, not those of buckets, keys and topics.
     """
@@ -164,8 +164,8 @@ def _refusals(aws: Aws, principal: str, actions: Actions) -> Iterator[str]:
             parameters["ContextEntries"] = [entry]
         try:
             results = aws(AwsCall("iam", "simulate_principal_policy", parameters))["EvaluationResults"]
-        except Refused as refused:
-            raise Refused(f"--check-role needs iam:SimulatePrincipalPolicy: {refused}") from refused
+        except CallRefused as refused:
+            raise CallRefused(f"--check-role needs iam:SimulatePrincipalPolicy: {refused}") from refused
         yield from dict.fromkeys(item["EvalActionName"] for item in results if item["EvalDecision"] != "allowed")
 
 

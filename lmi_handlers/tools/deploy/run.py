@@ -11,7 +11,7 @@ from typing import Any
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 
 _INVERSE = {
     "create_model": ("delete_model", ("ModelName",)),
@@ -34,12 +34,12 @@ GONE = "gone"
 """The `until` of a call that is repeated until there is nothing to describe."""
 
 
-class Unknown(Refused):
+class Unknown(CallRefused):
     """AWS does not say what became of something. It may be well, so nothing is taken back."""
 
 
 def run(aws: Aws, calls: Iterable[AwsCall], *, keep_failed: bool = False) -> None:
-    """Make the calls. If one fails, delete what was made, unless `keep_failed`. Raises `Refused`.
+    """Make the calls. If one fails, delete what was made, unless `keep_failed`. Raises `CallRefused`.
 
     Ctrl-C ends this, but not what AWS is doing: nothing is deleted. The same if AWS no longer answers.
     """
@@ -54,7 +54,7 @@ def run(aws: Aws, calls: Iterable[AwsCall], *, keep_failed: bool = False) -> Non
                     if update is not None and _is_rolled_back(update, answer):
                         made, used = used + made, []
                         reason = status_of(answer)[1] or "it gives no reason"
-                        raise Refused(f"SageMaker has rolled the update back: {reason}")
+                        raise CallRefused(f"SageMaker has rolled the update back: {reason}")
                 elif (deletion := _perform(aws, call)) is not None:
                     made.append(deletion)
                 if call.operation == "update_endpoint":
@@ -62,11 +62,15 @@ def run(aws: Aws, calls: Iterable[AwsCall], *, keep_failed: bool = False) -> Non
                 if call.operation.startswith("update_"):
                     made, used = [], used + made
         except KeyboardInterrupt as error:
-            raise Refused("interrupted; what was made is still there: see `lmi status` and `lmi undeploy`") from error
+            raise CallRefused(
+                "interrupted; what was made is still there: see `lmi status` and `lmi undeploy`"
+            ) from error
         except Unknown as error:
-            raise Refused(f"{error}{_kept(used + made)}; see `lmi status` and `lmi undeploy`") from error
-        except Refused as error:
-            raise Refused(f"{error}{_kept(used + made) if keep_failed or used else _take_back(aws, made)}") from error
+            raise CallRefused(f"{error}{_kept(used + made)}; see `lmi status` and `lmi undeploy`") from error
+        except CallRefused as error:
+            raise CallRefused(
+                f"{error}{_kept(used + made) if keep_failed or used else _take_back(aws, made)}"
+            ) from error
 
 
 def inverse(call: AwsCall) -> AwsCall | None:
@@ -83,7 +87,7 @@ def _perform(aws: Aws, call: AwsCall) -> AwsCall | None:
     is_change = call.operation == "register_scalable_target" and _is_registered(aws, call)
     try:
         aws(call)
-    except Refused as refused:
+    except CallRefused as refused:
         # Models and configurations are named after what they say: an earlier run was interrupted.
         if refused.is_duplicate and call.operation in ("create_model", "create_endpoint_config"):
             show(f"  exists already: {refused.message}")
@@ -135,17 +139,17 @@ def _left(aws: Aws, deletion: AwsCall) -> str:
     """Delete something. Returns what is left and why, or nothing."""
     try:
         delete(aws, deletion)
-    except Refused as refused:
+    except CallRefused as refused:
         return f"{deletion.subject} ({refused})"
     return ""
 
 
 def delete(aws: Aws, deletion: AwsCall) -> None:
-    """Delete a resource, and wait until it is gone where that takes time. A missing one is no error. Raises `Refused`."""
+    """Delete a resource, and wait until it is gone where that takes time. A missing one is no error. Raises `CallRefused`."""
     show(f"{deletion.api_name} {deletion.subject}")
     try:
         aws(deletion)
-    except Refused as refused:
+    except CallRefused as refused:
         if not refused.is_missing:
             raise
     if deletion.operation in ("delete_endpoint", "delete_inference_component"):
@@ -156,7 +160,7 @@ def delete(aws: Aws, deletion: AwsCall) -> None:
 def wait(aws: Aws, call: AwsCall) -> dict[str, Any]:
     """Repeat a call until the status is `call.until`, and return the last answer. Prints each new status.
 
-    Raises `Refused` once that cannot happen, and `Unknown`.
+    Raises `CallRefused` once that cannot happen, and `Unknown`.
     """
     what = "to be deleted" if call.until == GONE else f"to be {call.until}"
     show(f"waiting for {call.subject} {what}")
@@ -170,9 +174,9 @@ def wait(aws: Aws, call: AwsCall) -> dict[str, Any]:
         if status == call.until:
             return answer or {}
         if status in FAILED or answer is None:
-            raise Refused(f"{call.subject} is {status}: {reason or 'SageMaker gives no reason'}")
+            raise CallRefused(f"{call.subject} is {status}: {reason or 'SageMaker gives no reason'}")
         if time.monotonic() > deadline:
-            raise Refused(f"{call.subject} is still {status} after {_MAX_WAIT_SECONDS // 3600} hours")
+            raise CallRefused(f"{call.subject} is still {status} after {_MAX_WAIT_SECONDS // 3600} hours")
         time.sleep(pause)
     raise AssertionError("pauses never end")
 
@@ -183,7 +187,7 @@ def _find(aws: Aws, call: AwsCall) -> dict[str, Any] | None:
     for pause in _pauses():
         try:
             return aws.find(call)
-        except Refused as refused:
+        except CallRefused as refused:
             if time.monotonic() > deadline:
                 raise Unknown(f"{refused}. So it is not known what became of {call.subject}") from refused
             show(f"  {refused}; trying again")

@@ -8,14 +8,14 @@ from typing import Any
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
-from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.deploy.inventory import Inventory, Leftover, is_ours, scalable_targets, take_inventory, unused
 from lmi_handlers.tools.deploy.run import delete
 from lmi_handlers.tools.deploy.upload import delete_upload
 
 
 def undeploy(aws: Aws, name: str, *, component: str | None, keep_model_data: bool) -> None:
-    """Delete the deployment, or one of its components. What is missing already is no error. Raises `Refused`."""
+    """Delete the deployment, or one of its components. What is missing already is no error. Raises `CallRefused`."""
     inventory = take_inventory(aws, name)
     _check_ours(aws, inventory)
     deletions = list(_deletions(inventory, scalable_targets(aws, inventory), component))
@@ -31,7 +31,7 @@ def undeploy(aws: Aws, name: str, *, component: str | None, keep_model_data: boo
 
 
 def clean_up(aws: Aws, leftovers: list[Leftover], name: str, *, keep_model_data: bool) -> None:
-    """Delete what the deployment `name` does not use, with its copies of model directories in S3. Raises `Refused`."""
+    """Delete what the deployment `name` does not use, with its copies of model directories in S3. Raises `CallRefused`."""
     for leftover in leftovers:
         delete(aws, leftover.deletion)
     for url in dict.fromkeys(leftover.uploaded_to for leftover in leftovers if leftover.uploaded_to):
@@ -42,15 +42,15 @@ def clean_up(aws: Aws, leftovers: list[Leftover], name: str, *, keep_model_data:
 
 
 def _check_ours(aws: Aws, inventory: Inventory) -> None:
-    """Raise `Refused` if `lmi deploy` did not make what would be deleted."""
+    """Raise `CallRefused` if `lmi deploy` did not make what would be deleted."""
     endpoint, name = inventory.endpoint, inventory.name
     if endpoint is not None and not is_ours(aws, endpoint["EndpointArn"], name):
-        raise Refused(
+        raise CallRefused(
             f"the endpoint {name} was not made by lmi deploy (it has no tag lmi:deployment={name}), so it is not deleted"
         )
     for item in inventory.components:
         if not is_ours(aws, item["InferenceComponentArn"], name):
-            raise Refused(
+            raise CallRefused(
                 f"the inference component {item['InferenceComponentName']} of {name} was not made by lmi deploy (it has no tag "
                 f"lmi:deployment={name}); delete it first"
             )

@@ -101,7 +101,7 @@ def plan_upload(directory: Path, destination: S3Url, name: str, *, follows_links
 
 
 def missing(aws: Aws, upload: Upload) -> Iterator[AwsCall]:
-    """Yield the calls that an earlier run has not completed. Raises `Refused`."""
+    """Yield the calls that an earlier run has not completed. Raises `CallRefused`."""
     there = {item["Key"]: item["Size"] for item in _objects(aws, upload.folder)}
     for call in upload.calls:
         if there.get(call.parameters["Key"]) != Path(str(call.file)).stat().st_size:
@@ -109,7 +109,7 @@ def missing(aws: Aws, upload: Upload) -> Iterator[AwsCall]:
 
 
 def delete_upload(aws: Aws, url: str, name: str) -> None:
-    """Delete the objects that uploads for the deployment `name` have put into a folder, and no others. Raises `Refused`.
+    """Delete the objects that uploads for the deployment `name` have put into a folder, and no others. Raises `CallRefused`.
 
     `url` comes from a tag, which others may have set to anything. So the folder must have the name that an upload gives
     it, and each object the metadata.

@@ -20,7 +20,7 @@ import pytest
 from serving import API_KEY, ENVIRON, Server, StartServer
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.tools.bench.load import Load, Timing, send
+from lmi_handlers.tools.bench.load import OfferedLoad, Timing, send
 from lmi_handlers.tools.bench.page import as_page
 from lmi_handlers.tools.bench.report import make_report
 from lmi_handlers.tools.bench.workload import Item, Lengths, arrival_gaps, items_of_file, random_items
@@ -29,7 +29,7 @@ WORDS = Item("one two three four five six", 8)
 
 
 def run(server: Server, api: str, item: Item = WORDS, **given: object) -> tuple[list[Timing], float]:
-    load = Load(url=server.url, api=api, model="", items=iter([item] * 1000), concurrency=4, requests=8)
+    load = OfferedLoad(url=server.url, api=api, model="", items=iter([item] * 1000), concurrency=4, requests=8)
     return asyncio.run(send(msgspec.structs.replace(load, **given)))
 
 
@@ -61,7 +61,7 @@ def test_failures_are_counted_with_their_cause(echo_server: Server, guarded_serv
     assert {timing.error for timing in timings} == {None}
     timings, _ = run(echo_server, "tgi", Item("a b RAISE@2 c d e f", 8))
     assert all(timing.error for timing in timings)
-    load = Load(
+    load = OfferedLoad(
         url="http://127.0.0.1:1", api="lmi", model="", items=iter([WORDS] * 9), concurrency=1, requests=1, timeout=5
     )
     (refused,), _ = asyncio.run(send(load))
@@ -85,7 +85,7 @@ def test_the_last_line_of_a_stream_needs_no_end() -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        load = Load(
+        load = OfferedLoad(
             url=f"http://127.0.0.1:{server.server_port}",
             api="openai",
             model="",
