@@ -11,6 +11,7 @@ import struct
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +191,6 @@ def test_a_client_that_floods_the_server_with_pings_delays_nobody(server: Server
         sock.close()
 
 
-def test_a_silent_client_stays_as_long_as_it_answers_pings(server: Server) -> None:
-    with opened(server, ping_interval=None) as client:
-        with pytest.raises(TimeoutError):
-            client.recv(13)  # more than three times as long as a client may be silent
-        assert json.loads(asked(client, SHORT).recv(60)) == {"generated_text": "xyz"}
-
-
 def handshake(server: Server, receive_buffer: int | None = None) -> socket.socket:
     """A connection on which frames may follow."""
     sock = connect_raw(server, receive_buffer=receive_buffer)
@@ -228,16 +222,38 @@ def close_code(frames: bytes) -> int:
     return int.from_bytes(frames[start + 2 : start + 4], "big")
 
 
-def test_a_client_that_answers_no_ping_is_told_to_go(server: Server) -> None:
-    frames = read_to_end(handshake(server))
+@dataclass
+class Silent:
+    """Clients that send nothing more: one answers pings, one does not, and one is in the middle of a message."""
+
+    patient: ClientConnection
+    mute: socket.socket
+    halting: socket.socket
+
+
+@pytest.fixture(scope="module")
+def silent(server: Server) -> Iterator[Silent]:
+    """They wait at the same time."""
+    halting = handshake(server)
+    halting.sendall(frame(1, b"{" * 200, length=1000))
+    with opened(server, ping_interval=None) as patient, handshake(server) as mute, halting:
+        yield Silent(patient, mute, halting)
+
+
+def test_a_message_that_does_not_go_on_ends_the_connection(silent: Silent) -> None:
+    assert close_code(read_to_end(silent.halting)) == 1001
+
+
+def test_a_client_that_answers_no_ping_is_told_to_go(silent: Silent) -> None:
+    frames = read_to_end(silent.mute)
     assert frames.startswith(b"\x89\x00")
     assert close_code(frames) == 1001
 
 
-def test_a_message_that_does_not_go_on_ends_the_connection(server: Server) -> None:
-    sock = handshake(server)
-    sock.sendall(frame(1, b"{" * 200, length=1000))
-    assert close_code(read_to_end(sock)) == 1001
+def test_a_silent_client_stays_as_long_as_it_answers_pings(silent: Silent) -> None:
+    with pytest.raises(TimeoutError):
+        silent.patient.recv(3)  # the one that does not answer has been told to go before
+    assert json.loads(asked(silent.patient, SHORT).recv(60)) == {"generated_text": "xyz"}
 
 
 @pytest.mark.parametrize("fin", [True, False])
