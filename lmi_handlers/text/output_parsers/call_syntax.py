@@ -13,13 +13,14 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from lmi_handlers.text.output_parsers.call_markup import (
+    CDATA,
     GLM,
     MARKUPS,
-    STATED_TYPES,
     Markup,
     argument_types,
+    copy_argument,
     copy_text,
-    typed_json,
+    read_types,
 )
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
 from lmi_handlers.text.output_parsers.partial_json import (
@@ -28,7 +29,6 @@ from lmi_handlers.text.output_parsers.partial_json import (
     json_string,
     read_key,
     read_string,
-    string_content,
 )
 from lmi_handlers.text.output_parsers.python_literal import read_python_value
 
@@ -50,12 +50,17 @@ class CallReader:
     """Reads calls from `text` into `sink`.
 
     The caller calls `hold` on the cursor before a call. The held text is discarded as soon as the call's name is known.
+    `named` has the tags of arguments after a bare name. If calls in JSON are `keyed`, each is `{"f": {"a": 1}}`.
     """
 
-    def __init__(self, text: Cursor, sink: CallSink, schemas: Schemas) -> None:
+    def __init__(
+        self, text: Cursor, sink: CallSink, schemas: Schemas, named: Markup = GLM, *, keyed: bool = False
+    ) -> None:
         self._text = text
         self._sink = sink
         self._schemas = schemas
+        self._named_markup = named
+        self._object = self._keyed if keyed else self._json
 
     def read(self, *, known_names_only: bool) -> Reading[None]:
         """Read one call, or several in square brackets.
@@ -80,7 +85,7 @@ class CallReader:
         call = _Call(self._text, self._sink, names)
         char = yield from self._text.peek()
         if char == "{":
-            yield from self._json(call)
+            yield from self._object(call)
         elif char == "<":
             yield from self._markup(call)
         elif (yield from self._text.accept("call:")):
@@ -90,12 +95,12 @@ class CallReader:
         call.close()
 
     def _json(self, call: _Call, *, nested: bool = False) -> Reading[None]:
-        """Read `{"name": "f", "arguments": {...}}`, also with Llama's `parameters` or OpenAI's and TGI's `function`."""
+        """Read `{"name": "f", "arguments": {...}}`, also with the keys of Llama, Cohere, OpenAI and TGI."""
         text = self._text
         yield from text.expect("{")
         first = True
         while (key := (yield from read_key(text, first=first))) is not None:
-            if key == "name":
+            if key in ("name", "tool_name"):
                 call.open((yield from read_string(text)))
             elif key in ("arguments", "parameters") and not call.has_arguments:
                 call.has_arguments = True
@@ -125,6 +130,16 @@ class CallReader:
         if separator != "{":
             call.write("}")
 
+    def _keyed(self, call: _Call) -> Reading[None]:
+        """Read `{"f": {"a": 1}}`."""
+        text = self._text
+        yield from text.expect("{")
+        name = yield from read_key(text, first=True)
+        call.open(name or "")
+        yield from copy_value(text, call.write)
+        while (yield from read_key(text, first=False)) is not None:
+            yield from copy_value(text, _ignore)
+
     def _named(self, call: _Call) -> Reading[None]:
         """Read a name followed by arguments as Python, GLM's tags or JSON."""
         text = self._text
@@ -140,12 +155,15 @@ class CallReader:
             yield from text.take_while(_NAME)
             name = name.removeprefix("functions.")
         yield from text.take_while(SPACE)
+        markup = self._named_markup
+        separated = bool(markup.name_end) and (yield from text.accept(markup.name_end))
+        yield from text.take_while(SPACE)
         # GLM writes a call without arguments as just a name in the tag. Other families may have any word there, so the
         # name must be known.
-        is_alone = name in self._schemas and (yield from text.starts_with("</tool_call>"))
-        if is_alone or (yield from text.starts_with(GLM.parameter)):
+        is_alone = (separated or name in self._schemas) and (yield from text.starts_with(markup.around))
+        if is_alone or (yield from text.starts_with(markup.parameter)):
             call.open(name)
-            yield from self._parameters(call, name, GLM)
+            yield from self._parameters(call, name, markup)
             return
         mark = yield from text.accept_any(_ARGUMENT_MARKS)
         yield from text.take_while(SPACE)
@@ -194,12 +212,15 @@ class CallReader:
         markup = MARKUPS[opening]
         name = (yield from text.take_while(_TAG_NAME)).strip()
         yield from text.expect(markup.name_end)
+        if markup.attributes_end:
+            yield from copy_text(text, (markup.attributes_end,), _ignore)
         call.open(name)
         yield from self._parameters(call, name, markup)
 
     def _parameters(self, call: _Call, name: str, markup: Markup) -> Reading[None]:
         """Read arguments in tags. The type of a value comes from the tag, or else from the schema."""
         text = self._text
+        schema = self._schemas.get(name, {})
         separator = "{"
         yield from text.take_while(SPACE)
         while (yield from text.accept(markup.parameter)):
@@ -207,16 +228,9 @@ class CallReader:
             key_end = yield from text.accept_any(markup.key_ends)
             if not key_end:
                 raise Malformed
+            types = yield from read_types(text, markup, key_end, argument_types(schema, key))
             call.write(f"{separator}{json_string(key)}: ")
-            types = STATED_TYPES.get(key_end) or argument_types(self._schemas.get(name, {}), key)
-            if types <= {"string"}:
-                call.write('"')
-                yield from copy_text(text, markup.value_ends, lambda piece: call.write(string_content(piece)))
-                call.write('"')
-            else:
-                pieces: list[str] = []
-                yield from copy_text(text, markup.value_ends, pieces.append)
-                call.write(typed_json("".join(pieces), types))
+            yield from copy_argument(text, call.write, markup, types, in_cdata=key_end.endswith(CDATA))
             separator = ", "
             yield from text.take_while(SPACE)
         yield from text.expect(markup.call_end)
@@ -277,6 +291,7 @@ _FENCE = "```json"  # DeepSeek V3
 _ARGUMENT_MARKS = (
     "[ARGS]",  # Mistral
     "<|tool_call_argument_begin|>",  # Kimi
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
     "<｜tool▁sep｜>",  # DeepSeek V3.1
     _FENCE,
     # gpt-oss

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 
+from lmi_handlers.text.output_parsers.call_markup import GLM, Markup
 from lmi_handlers.text.output_parsers.call_syntax import CallReader, Schemas
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, ToolCallDelta
@@ -18,10 +19,10 @@ from lmi_handlers.text.output_parsers.tool_formats import Tag, ToolFormat
 class _ReadingParser(MessageParser):
     """Runs `_read` as far as the available text allows."""
 
-    def __init__(self, schemas: Schemas) -> None:
+    def __init__(self, schemas: Schemas, named: Markup = GLM, *, keyed: bool = False) -> None:
         self._text = Cursor()
         self._deltas = _Deltas()
-        self._calls = CallReader(self._text, self._deltas, schemas)
+        self._calls = CallReader(self._text, self._deltas, schemas, named, keyed=keyed)
         self._reading = self._read()
 
     def feed(self, text: str) -> MessageDelta:
@@ -80,7 +81,7 @@ class TaggedCallParser(_ReadingParser):
         self._ends: tuple[str, ...] = ()  # the end tags that are still expected
         self._at_start = True
         self._after_call = False  # only white space since the last call
-        super().__init__(schemas)
+        super().__init__(schemas, format.named, keyed=format.keyed)
 
     def _read(self) -> Reading[None]:
         while (yield from self._read_next()):
@@ -126,7 +127,8 @@ class TaggedCallParser(_ReadingParser):
         yield from self._text.accept(self._format.section.open)
         yield from self._text.take_while(SPACE)
         for tag in self._format.tags:
-            if (yield from self._text.accept(tag.open)):
+            found = self._text.starts_with if tag.in_call else self._text.accept
+            if (yield from found(tag.open)):
                 return tag
         return None
 

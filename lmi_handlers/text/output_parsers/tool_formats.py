@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.text.output_parsers.call_markup import GLM, Markup, after_a_name
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """`open` comes before calls, and `close` may come after them.
+    """`open` comes before calls, or begins one if it is `in_call`, and `close` may come after them.
 
     `known_names_only` is for tags that are also common without calls. The text after such a tag is a call only if it
     names an offered function.
@@ -19,6 +22,7 @@ class Tag(msgspec.Struct, frozen=True):
     open: str
     close: str = ""
     known_names_only: bool = False
+    in_call: bool = False
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -26,17 +30,32 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     `section` is an optional tag around a group of calls. Its marks are empty if the family has none. `bare` lists the
     characters that may start a call without a tag, at the start of a line. Such a call must name an offered function.
+    `named` and `keyed` are as for `CallReader`.
     """
 
     name: str
     tags: tuple[Tag, ...]
     bare: str = ""
     section: Tag = Tag("")
+    named: Markup = GLM
+    keyed: bool = False
 
 
 _TOOL_CALL = Tag("<tool_call>", "</tool_call>")
 _TOOL_CALLS = Tag("[TOOL_CALLS]")
 _FENCES = (Tag("```json", "```", known_names_only=True), Tag("```", "```", known_names_only=True))
+
+
+def _hunyuan(suffix: str) -> ToolFormat:
+    """Return the format of Hunyuan 3 and 4. A checkpoint may add a `suffix` to the names of all tags."""
+    return ToolFormat(
+        "hy_v3",
+        (Tag(f"<tool_call{suffix}>", f"</tool_call{suffix}>"),),
+        section=Tag(f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"),
+        named=after_a_name(suffix=suffix, separator="tool_sep"),
+    )
+
+
 _DEEPSEEK_SECTION = Tag("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 TOOL_FORMATS = {
@@ -73,7 +92,8 @@ TOOL_FORMATS = {
             "deepseek_v32",
             (
                 Tag("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-                Tag("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+                *(Tag(f"<｜DSML｜{name}>", "</｜DSML｜tool_calls>") for name in ("tool_calls", "toolcalls", "tool")),
+                Tag("<｜DSML｜ calls>", "</｜DSML｜ calls>"),  # 4.1
             ),
             bare="<",
         ),
@@ -93,6 +113,26 @@ TOOL_FORMATS = {
             section=Tag("<|start|>assistant"),
         ),
         ToolFormat("functiongemma", (Tag("<start_function_call>", "<end_function_call>"),)),
+        ToolFormat("apertus", (Tag("<|tools_prefix|>", "<|tools_suffix|>"),), keyed=True),
+        ToolFormat("cohere_command3", (Tag("<|START_ACTION|>", "<|END_ACTION|>"),)),
+        ToolFormat(
+            "plamo3",
+            (
+                Tag(
+                    "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+                    "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+                ),
+            ),
+            section=Tag("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        ),
+        ToolFormat("minicpm5", (Tag('<function name="', known_names_only=True, in_call=True),)),
+        ToolFormat(
+            "k2_horizon",
+            (Tag("<ifm|tool_call>", "</ifm|tool_call>"),),
+            section=Tag("<ifm|tool_calls>", "</ifm|tool_calls>"),
+            named=after_a_name("ifm|", type_tag="arg_type"),
+        ),
+        _hunyuan(""),
         ToolFormat("gemma4", (Tag("<|tool_call>", "<tool_call|>"),)),
         ToolFormat("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
     )
@@ -100,12 +140,15 @@ TOOL_FORMATS = {
 """The formats by their name in vLLM's `--tool-call-parser`. `json` is ours, for models of unknown families."""
 
 _ALIASES = {
+    "cohere_command4": "cohere_command3",
     "deepseek_v4": "deepseek_v32",
+    "deepseek_v41": "deepseek_v32",
     "ernie45": "hermes",
     "glm45": "hermes",
     "glm47": "hermes",
     "granite4": "hermes",
     "hunyuan_a13b": "jamba",
+    "hy_v4": "hy_v3",
     "ling3": "hermes",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
@@ -123,6 +166,12 @@ _ALIASES = {
 # The first marker found in the template decides. Order matters: Qwen3-Coder's template also has Hermes' tag, Seed's
 # also has Qwen3-Coder's, and Llama 4's may have Llama 3's.
 _MARKERS = (
+    ("<tool_sep", "hy_v3"),
+    ("<ifm|tool_calls>", "k2_horizon"),
+    ("<|tools_prefix|>", "apertus"),
+    ("<|START_ACTION|>", "cohere_command3"),
+    ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
+    ('<function name="', "minicpm5"),
     ("<seed:tool_call>", "seed_oss"),
     ("<function=", "qwen3_xml"),
     ("<minimax:tool_call>", "minimax_m2"),
@@ -159,11 +208,17 @@ def choose_tool_format(chat_template: str, option: str | None) -> ToolFormat:
     Raises `ConfigError` if the name is unknown.
     """
     if option is None:
-        return TOOL_FORMATS[next((name for marker, name in _MARKERS if marker in chat_template), "json")]
-    name = _ALIASES.get(option, option)
+        name = next((name for marker, name in _MARKERS if marker in chat_template), "json")
+    else:
+        name = _ALIASES.get(option, option)
     if name not in TOOL_FORMATS:
         raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {', '.join(tool_call_parser_names())}")
+    if name == "hy_v3" and (suffix := _HUNYUAN_SUFFIX.search(chat_template)):
+        return _hunyuan(suffix.group(1))
     return TOOL_FORMATS[name]
+
+
+_HUNYUAN_SUFFIX = re.compile(r"<(?:tool_calls?|arg_key|arg_value)(:[^\s>'\"]+)>")
 
 
 def tool_call_parser_names() -> list[str]:

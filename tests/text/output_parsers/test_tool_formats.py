@@ -24,6 +24,12 @@ from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS, choose_t
         ("<|action_start|><|plugin|>", "internlm"),
         ("<tool_calls>[", "jamba"),
         ("<function_calls>\n", "olmo3"),
+        ("<tool_call>{{ name }}<tool_sep>", "hy_v3"),
+        ("<ifm|tool_calls>\n<ifm|tool_call>", "k2_horizon"),
+        ("<|tools_prefix|>[", "apertus"),
+        ("<|START_ACTION|>[", "cohere_command3"),
+        ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
+        ('<function name="function_name"><param name="', "minicpm5"),
         ('functools[{"name": [function name]', "phi4_mini_json"),
         ("toolcall_begin_token = '<seed:tool_call>' ... \\n<function=example_function_name>", "seed_oss"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
@@ -64,6 +70,9 @@ def test_the_format_is_detected_from_the_chat_template(template: str, name: str)
         ("minimax", "jamba"),
         ("deepseek_v4", "deepseek_v32"),
         ("mimo", "qwen3_xml"),
+        ("deepseek_v41", "deepseek_v32"),
+        ("cohere_command4", "cohere_command3"),
+        ("hy_v4", "hy_v3"),
     ],
 )
 def test_the_option_takes_precedence_over_the_template(option: str, name: str) -> None:
@@ -73,3 +82,11 @@ def test_the_option_takes_precedence_over_the_template(option: str, name: str) -
 def test_an_unknown_option_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"'nope'.*hermes.*llama3_json.*mistral.*qwen3_coder"):
         choose_tool_format("", "nope")
+
+
+def test_hunyuans_tags_have_the_suffix_of_the_template() -> None:
+    for template in ("<tool_call:6124c78e>", "{{ '<arg_key:6124c78e>' }}"):
+        form = choose_tool_format(template, "hy_v4")
+        assert form.tags[0].close == "</tool_call:6124c78e>"
+        assert form.named.parameter == "<arg_key:6124c78e>"
+    assert choose_tool_format("<tool_call>", "hy_v4") is TOOL_FORMATS["hy_v3"]

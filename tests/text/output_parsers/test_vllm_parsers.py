@@ -1,0 +1,170 @@
+"""Tool calls are read as vLLM's own parsers read them, whole and in pieces."""
+
+# ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parsed_messages import cut, parse
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
+from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
+
+Arguments = dict[str, Any]
+Call = tuple[str, Arguments]
+Render = Callable[[list[Call]], str]
+
+PROPERTIES: dict[str, Arguments] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "ratio": {"type": "number"},
+    "flag": {"type": "boolean"},
+    "items": {"type": "array"},
+    "place": {"type": "object"},
+}
+SCHEMA = {"type": "object", "properties": PROPERTIES}
+NAMES = ("f", "get_weather", "web-search.v2")
+
+# Characters of marks are among them, but no marks, and no spaces at the ends, which families treat differently.
+TEXTS = st.text('ab é"😀\\/{}[]:,&1.', max_size=8).map(str.strip)
+LEAVES = TEXTS | st.integers(-1000, 1000) | st.booleans()
+VALUES = {
+    # Text that is not JSON: some parsers of vLLM read any JSON as such, whatever the schema says.
+    "text": TEXTS.map(lambda text: f"x{text}"),
+    "count": st.integers(-(10**9), 10**9),
+    "ratio": st.integers(-10000, 10000).map(lambda quarters: quarters / 4 + 0.125),
+    "flag": st.booleans(),
+    "items": st.lists(LEAVES, max_size=3),
+    "place": st.dictionaries(st.text("abc", min_size=1, max_size=3), LEAVES, max_size=3),
+}
+CALLS = st.lists(st.tuples(st.sampled_from(NAMES), st.fixed_dictionaries({}, optional=VALUES)), min_size=1, max_size=3)
+WORDS = st.text("ab é.!,", max_size=12).map(str.strip)
+
+
+def written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def type_of(value: Any) -> str:
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return kinds[type(value)]
+
+
+def joined(calls: list[Call], before: str, call: Callable[[str, Arguments], str], after: str) -> str:
+    return before + "".join(call(*item) for item in calls) + after
+
+
+def dsml(name: str, arguments: Arguments) -> str:
+    parameters = "".join(
+        f'<｜DSML｜ parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{written(value)}'
+        "</｜DSML｜ parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜ invoke name="{name}">\n{parameters}</｜DSML｜ invoke>\n'
+
+
+def named(prefix: str, suffix: str, separator: str, *, typed: bool = False) -> Callable[[str, Arguments], str]:
+    def call(name: str, arguments: Arguments) -> str:
+        pairs = "".join(
+            f"<{prefix}arg_key{suffix}>{key}</{prefix}arg_key{suffix}>"
+            + (f"<{prefix}arg_type>{type_of(value)}</{prefix}arg_type>" if typed else "")
+            + f"<{prefix}arg_value{suffix}>{written(value)}</{prefix}arg_value{suffix}>"
+            for key, value in arguments.items()
+        )
+        return f"<{prefix}tool_call{suffix}>{name}{separator}{pairs}</{prefix}tool_call{suffix}>"
+
+    return call
+
+
+def plamo(name: str, arguments: Arguments) -> str:
+    return (
+        f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}<|plamo:end_tool_name:plamo|>"
+        f"<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{json.dumps(arguments)}"
+        "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+    )
+
+
+def minicpm(name: str, arguments: Arguments) -> str:
+    def value(text: str) -> str:
+        return f"<![CDATA[{text}]]>" if "&" in text or "é" in text else text
+
+    parameters = "".join(f'<param name="{key}">{value(written(item))}</param>' for key, item in arguments.items())
+    return f'<function name="{name}">{parameters}</function>\n'
+
+
+RENDERS: list[tuple[str, str, Render]] = [
+    ("deepseek_v41", "", lambda calls: joined(calls, "<｜DSML｜ calls>\n", dsml, "</｜DSML｜ calls>")),
+    ("apertus", "", lambda calls: (
+        f"<|tools_prefix|>{json.dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
+    )),
+    ("plamo3", "", lambda calls: joined(
+        calls, "<|plamo:begin_tool_requests:plamo|>", plamo, "<|plamo:end_tool_requests:plamo|>"
+    )),
+    ("minicpm5", "", lambda calls: joined(calls, "", minicpm, "")),
+    ("k2_horizon", "", lambda calls: joined(calls, "<ifm|tool_calls>", named("ifm|", "", ""), "</ifm|tool_calls>")),
+    ("hy_v3", "", lambda calls: joined(
+        calls, "<tool_calls>\n", named("", "", "<tool_sep>\n"), "\n</tool_calls>"
+    )),
+    ("hy_v4", "", lambda calls: joined(calls, "<tool_calls>", named("", "", ""), "</tool_calls>")),
+    ("hy_v4", ":6124c78e", lambda calls: joined(
+        calls, "<tool_calls:6124c78e>", named("", ":6124c78e", ""), "</tool_calls:6124c78e>"
+    )),
+]  # fmt: skip
+
+
+def vllms(name: str, suffix: str) -> Callable[[str], tuple[str, list[Call]]]:
+    """Return a function that lets vLLM's parser read a text."""
+    from transformers import PreTrainedTokenizerFast
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(sorted(alphabet))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tags = ("tool_calls", "tool_call", "arg_key", "arg_value")
+    tokenizer.add_special_tokens([f"<{slash}{tag}{suffix}>" for tag in tags for slash in ("", "/")])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
+    request = ChatCompletionRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": tools}
+    )
+    parser = ToolParserManager.get_tool_parser(name)
+
+    def read(text: str) -> tuple[str, list[Call]]:
+        found = parser(wrapped, request.tools).extract_tool_calls(text, request)
+        calls = [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+        return (found.content or "").strip(), calls
+
+    return read
+
+
+@pytest.mark.needs("vllm")
+@pytest.mark.filterwarnings("ignore")  # of vLLM's own libraries
+@pytest.mark.parametrize(("name", "suffix", "render"), RENDERS)
+def test_calls_are_read_as_vllm_reads_them(name: str, suffix: str, render: Render) -> None:
+    read = vllms(name, suffix)
+
+    @given(CALLS, WORDS, st.data())
+    def compare(calls: list[Call], before: str, data: st.DataObject) -> None:
+        text = f"{before}\n{render(calls)}"
+        form = choose_tool_format(f"<tool_calls{suffix}>", name)
+        schemas = dict.fromkeys(NAMES, SCHEMA)
+        message = parse(TaggedCallParser(form, schemas), text)
+        content, found = message[0], [(name, json.loads(arguments)) for name, arguments in message[1]]
+        theirs = read(text)
+        assert found == theirs[1]
+        assert found == calls
+        assert content == before
+        assert theirs[0] == ("" if name == "minicpm5" else before)  # vLLM drops what MiniCPM5 writes before a call
+        assert parse(TaggedCallParser(form, schemas), *cut(text, data)) == message
+        assert parse(TaggedCallParser(form, schemas), *text) == message
+
+    compare()
