@@ -7,7 +7,8 @@ r"""OpenAI's chat completions.
 The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients
 drop text that comes with either one. Both have "" as content, as in vLLM and TGI, because clients add up the contents.
 Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to use. The field is omitted if there is
-no reasoning.
+no reasoning. If the request has `functions`, the older form of `tools`, a call is in `function_call`. A message has at
+most one there, so any others that the model writes are left out.
 
 Source: OpenAI's API reference.
 """
@@ -45,7 +46,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning`
     says how the model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is
     false, the reasoning is left out of the answer. `token_ids` adds the ids of the prompt and the new tokens.
-    `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does.
+    `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does. If `one_function` is true, a call is in
+    `function_call`.
     """
 
     model: str
@@ -56,6 +58,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False
+    one_function: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -63,8 +66,9 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Choice:
     """One choice of the answer. `new_tokens` are the tokens whose logprobs and ids have not been sent yet."""
 
-    def __init__(self, parser: MessageParser) -> None:
+    def __init__(self, parser: MessageParser, *, one_function: bool) -> None:
         self._parser = parser
+        self._one_function = one_function
         self.begun = False
         self.calls: list[str] = []
         self.num_tokens = 0
@@ -89,9 +93,9 @@ class Choice:
 
     @property
     def reason(self) -> Any:
-        """OpenAI's finish reason. It is "tool_calls" if there are tool calls and the model ended by itself."""
+        """OpenAI's finish reason. It tells of calls if there are any and the model ended by itself."""
         if self.calls and self.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE):
-            return "tool_calls"
+            return "function_call" if self._one_function else "tool_calls"
         return FINISH_REASONS[self.finish_reason]
 
 
@@ -103,7 +107,9 @@ class ChatFormatter(Formatter):
     ) -> None:
         super().__init__(request, prompts)
         self.options = options
-        self.choices = [Choice(self._parser()) for _ in range(request.sampling_params.n)]
+        self.choices = [
+            Choice(self._parser(), one_function=options.one_function) for _ in range(request.sampling_params.n)
+        ]
         self.id = f"chatcmpl-{request.request_id}"
 
     def _parser(self) -> MessageParser:
@@ -151,7 +157,7 @@ class ChatJsonFormatter(ChatFormatter):
     def finish(self) -> bytes:
         options, choices = self.options, []
         for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True)):
-            whole = message.complete(choice, include_reasoning=options.include_reasoning)
+            whole = message.complete(choice, options)
             logprobs = self.logprobs(choice.new_tokens)
             ids = self.ids(choice.new_tokens)
             choices.append(schemas.ChatCompletionComplete(index, whole, logprobs, choice.reason, ids))
@@ -186,15 +192,21 @@ class _Message:
             function.name += call.name or ""
             function.arguments += call.arguments
 
-    def complete(self, choice: Choice, *, include_reasoning: bool) -> schemas.TextMessage | schemas.ToolCallMessage:
+    def complete(
+        self, choice: Choice, options: ChatOptions
+    ) -> schemas.TextMessage | schemas.ToolCallMessage | schemas.FunctionCallMessage:
         content = self._content if self._content or not (self._functions or self._reasoning) else None
-        reasoning = self._reasoning if self._reasoning and include_reasoning else UNSET
+        reasoning = self._reasoning if self._reasoning and options.include_reasoning else UNSET
         if not self._functions:
             return schemas.TextMessage("assistant", content, reasoning)
         calls = [
             schemas.ToolCall(choice.call_id(index), "function", function)
             for index, function in enumerate(self._functions)
         ]
+        if options.one_function:
+            return schemas.FunctionCallMessage(
+                role="assistant", content=content, reasoning_content=reasoning, function_call=self._functions[0]
+            )
         return schemas.ToolCallMessage(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
@@ -219,7 +231,7 @@ class ChatSseFormatter(ChatFormatter):
             parts.append(schemas.ChatCompletionDelta(reasoning_content=message.reasoning))
         if message.content:
             parts.append(schemas.ChatCompletionDelta(content=message.content))
-        parts += [schemas.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
+        parts += self._call_parts(choice, message.tool_calls)
         if not parts and (self.options.logprobs or self.options.token_ids) and choice.new_tokens:
             parts.append(schemas.ChatCompletionDelta(content=""))
         for part in parts:  # the first has the logprobs and ids of the new tokens
@@ -228,6 +240,12 @@ class ChatSseFormatter(ChatFormatter):
         if delta.finish_reason is not None:
             records.append(self._chunk(index, schemas.ChatCompletionDelta(content=""), reason=choice.reason))
         return b"".join(records)
+
+    def _call_parts(self, choice: Choice, calls: tuple[ToolCallDelta, ...]) -> list[schemas.ChatCompletionDelta]:
+        deltas = [_call_delta(choice, call) for call in calls]
+        if self.options.one_function:
+            return [schemas.ChatCompletionDelta(function_call=delta.function) for delta in deltas if not delta.index]
+        return [schemas.ChatCompletionDelta(tool_calls=[delta]) for delta in deltas]
 
     def finish(self) -> bytes:
         if not self.options.include_usage:

@@ -13,7 +13,7 @@ from formatters.base import Response
 from lmi_handlers.core.json_types import Count, one_of
 
 TextFinishReason = Literal["stop", "length", "content_filter"]
-ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
+ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(Response):
@@ -101,7 +101,18 @@ class ToolCallMessage(Response, kw_only=True):
     tool_calls: list[ToolCall]
 
 
-OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", "ToolCallMessage")]
+class FunctionCallMessage(Response, kw_only=True):
+    """A message with a call, if the request has `functions`, the older form of `tools`."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionCall
+
+
+OutputMessage = Annotated[
+    object, one_of("What the model says.", "TextMessage", "ToolCallMessage", "FunctionCallMessage")
+]
 
 
 class ChatCompletionComplete(Response):
@@ -147,12 +158,16 @@ class DeltaToolCall(Response, kw_only=True):
 
 
 class ChatCompletionDelta(Response, kw_only=True):
-    """The new part of a message. The first one has the role; the last one is empty."""
+    """The new part of a message. The first one has the role; the last one is empty.
+
+    A call is in `function_call` instead of `tool_calls` if the request has `functions`.
+    """
 
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[DeltaToolCall] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET
 
 
 class ChatCompletionChoice(Response):

@@ -95,6 +95,7 @@ WIRES = {
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")
 ]
+FUNCTIONS = [tool["function"] for tool in TOOLS]
 FLAT_TOOLS = [{**tool["function"], "type": "function"} for tool in TOOLS]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -176,6 +177,8 @@ SAMPLES: dict[str, Any] = {
     "tool_choice": "required",
     "tool_prompt": "Call.",
     "parallel_tool_calls": False,
+    "functions": FUNCTIONS,
+    "function_call": {"name": "f"},
     "include_reasoning": False,
     "reasoning_effort": "low",
     "chat_template": "{{ messages }}",
@@ -223,6 +226,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": TOOLS},
     "tool_prompt": {"tools": TOOLS},
     "parallel_tool_calls": {"tools": TOOLS, "tool_choice": "required"},
+    "function_call": {"functions": FUNCTIONS},
 }
 """Other fields that a field needs to take effect."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lmi_handlers.apis.openai.messages import Message
-from lmi_handlers.apis.openai.tools import Tool, ToolChoice
+from lmi_handlers.apis.openai.tools import Function, FunctionName, Tool, ToolChoice, check_tools, chosen_tool
 from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
 from lmi_handlers.apis.structured_outputs import (
     CONSTRAINT,
@@ -173,7 +173,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
-    """The body of `/v1/chat/completions`."""
+    """The body of `/v1/chat/completions`. `functions` and `function_call` are the older form of tools."""
 
     messages: list[Message]
     max_completion_tokens: Annotated[int, Param("max_tokens", first=True)] | None = None
@@ -183,6 +183,8 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     tool_choice: str | ToolChoice | None = None
     tool_prompt: str | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Function], CONSTRAINT] | None = None
+    function_call: str | FunctionName | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
@@ -190,6 +192,23 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     guideline: str | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+
+    def offered(self) -> tuple[list[Tool], str]:
+        """Return the tools, and "none", "auto", "required" or the name of the one that must be called.
+
+        Raises `InvalidRequest`.
+        """
+        names = ("functions", "function_call") if self.functions is not None else ("tools", "tool_choice")
+        if self.functions is not None and (self.tools is not None or self.tool_choice is not None):
+            raise InvalidRequest("cannot be combined with tools, which have replaced it", field="functions")
+        if self.functions is None and self.function_call is not None:
+            raise InvalidRequest("needs `functions`", field="function_call")
+        if self.functions is None:
+            tools, choice = self.tools or [], self.tool_choice
+        else:
+            tools, choice = [Tool(function) for function in self.functions], self.function_call
+        check_tools(tools, names[0])
+        return tools, chosen_tool(tools, choice, names[1])
 
     @property
     def num_logprobs(self) -> int | None:

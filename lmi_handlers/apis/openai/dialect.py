@@ -31,7 +31,7 @@ from lmi_handlers.apis.openai.body import (
     split_prompts,
 )
 from lmi_handlers.apis.openai.messages import Message
-from lmi_handlers.apis.openai.tools import call_of, calls_of, check_tools, chosen_tool
+from lmi_handlers.apis.openai.tools import Tool, call_of, calls_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import (
@@ -183,10 +183,8 @@ class ChatDialect(OpenAIDialect):
     ) -> tuple[GenerationRequest, ChatOptions]:
         """Check and translate. `places` has the field of each message, for errors. Raises `InvalidRequest`."""
         self._budget.check_fields(body)
-        tools = body.tools or []
-        check_tools(tools)
-        choice = chosen_tool(tools, body.tool_choice)
-        constraint, parser = self._tool_calls(body, choice)
+        tools, choice = body.offered()
+        constraint, parser = self._tool_calls(body, tools, choice)
         reasoning = self._reasoning() if constraint is None else None
         marked = constraint is None and (choice == "auto" or reasoning is not None)
         computed: dict[str, object] = {"logprobs": body.num_logprobs, "structured_outputs": constraint}
@@ -204,19 +202,19 @@ class ChatDialect(OpenAIDialect):
             logprobs=body.num_logprobs is not None,
             token_ids=bool(body.return_token_ids),
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            one_function=body.functions is not None,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
         return request, options
 
     def _tool_calls(
-        self, body: ChatCompletionBody, choice: str
+        self, body: ChatCompletionBody, tools: list[Tool], choice: str
     ) -> tuple[StructuredOutputs | None, Callable[[], MessageParser]]:
         """Return the constraint on the generated text, and the parser for it.
 
         A tool that must be called goes before a format for the text, which the answer then does not have.
         """
-        tools = body.tools or []
         asked = body.constraint()
         if choice == "none" or (choice == "auto" and asked is not None):  # constrained text is not a tool call
             return asked, PlainParser
@@ -225,7 +223,7 @@ class ChatDialect(OpenAIDialect):
             form = choose_tool_format(self._facts().chat_template, self._tool_call_parser)
             return asked, partial(TaggedCallParser, form, schemas)
         if choice == "required":
-            parallel = body.parallel_tool_calls is not False
+            parallel = body.parallel_tool_calls is not False and body.functions is None
             return calls_of(tools, parallel=parallel), CallListParser
         return call_of(tools, choice), partial(NamedCallParser, choice)
 
@@ -244,7 +242,7 @@ class ChatDialect(OpenAIDialect):
         last = body.messages[-1]
         continues = body.continue_final_message
         if continues is None:
-            continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
+            continues = last.role == "assistant" and not last.calls and not body.add_generation_prompt
         opens = body.add_generation_prompt
         plain = Message.with_images if self._facts().capabilities.takes_images else Message.text_only
         placed = list(zip(places, body.messages, strict=True))

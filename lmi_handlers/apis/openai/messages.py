@@ -38,14 +38,25 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
 Part = TextPart | RefusalPart | ImagePart
 
 
+CALL_ID = "functions"
+"""The id of a call in `function_call`, for templates. One serves all: the result follows its call immediately.
+
+Mistral's templates require nine letters and digits.
+"""
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    `function_call` and the role `function` are the older forms of a call and its result. Templates see the newer ones.
+    """
 
     role: str
     content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -78,6 +89,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             if isinstance(part, ImagePart)
         )
 
+    @property
+    def calls(self) -> list[dict[str, Any]] | None:
+        """The calls that the message makes, as `tool_calls`."""
+        if self.function_call is None:
+            return self.tool_calls
+        return [*(self.tool_calls or ()), {"id": CALL_ID, "type": "function", "function": self.function_call}]
+
     def _plain(self, field: str, render: Callable[[list[Part]], str | list[dict[str, str]]]) -> dict[str, Any]:
         """Convert to what templates expect: tool call arguments as objects, and `system` instead of `developer`."""
         message: dict[str, Any] = msgspec.to_builtins(self)
@@ -86,14 +104,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         refusal = message.pop("refusal", None)
         if self.content is None and refusal is not None:
             message["content"] = refusal
-        elif self.content is None and not self.tool_calls and not message.get("reasoning_content"):
+        elif self.content is None and not self.calls and not message.get("reasoning_content"):
             raise InvalidRequest("has neither content nor tool_calls", field=field)
         elif not isinstance(self.content, str):
             message["content"] = render(self.content or [])
         if self.role == "developer":
             message["role"] = "system"
-        if self.tool_calls is not None:
-            message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+        elif self.role == "function":
+            message |= {"role": "tool", "tool_call_id": CALL_ID}
+        message.pop("function_call", None)
+        if self.calls is not None:
+            message["tool_calls"] = [_with_arguments(call) for call in self.calls]
         return message
 
 

@@ -80,6 +80,7 @@ class OpenAIApi(Api):
                 "CompletionRequest": CompletionBody,
                 "EmbeddingsRequest": EmbeddingsBody,
                 "Function": schemas.Function,
+                "FunctionCallMessage": schemas.FunctionCallMessage,
                 "FunctionDefinition": tools.Function,
                 "MessageChunk": messages.Part,
                 "MessageContent": str | list[messages.Part],

@@ -60,28 +60,35 @@ class ToolChoice(msgspec.Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
-def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
-    """Return "none", "auto", "required" or the name of the tool that must be called. Raises `InvalidRequest`.
+def chosen_tool(tools: list[Tool], choice: str | ToolChoice | FunctionName | None, field: str = "tool_choice") -> str:
+    """Return "none", "auto", "required" or the name of the tool that must be called.
 
-    Defaults to "auto" if there are tools, else to "none". A plain name is accepted too, as in TGI.
+    Defaults to "auto" if there are tools, else to "none". A plain name is accepted too, as in TGI. Raises
+    `InvalidRequest`, which names `field`.
     """
     if choice is None:
         return "auto" if tools else "none"
-    name = choice if isinstance(choice, str) else choice.function.name
+    match choice:
+        case ToolChoice():
+            name = choice.function.name
+        case FunctionName():
+            name = choice.name
+        case _:
+            name = choice
     if isinstance(choice, str) and name in _CHOICES:
         if name == "required" and not tools:
-            raise InvalidRequest("requires a tool call, but there are no tools", field="tool_choice")
+            raise InvalidRequest("requires a tool call, but there are no tools", field=field)
         return name if tools else "none"
     if all(tool.function.name != name for tool in tools):
-        raise InvalidRequest(f"names {name[:100]!r}, which is not one of the tools", field="tool_choice")
+        raise InvalidRequest(f"names {name[:100]!r}, which is not one of the tools", field=field)
     return name
 
 
-def check_tools(tools: list[Tool]) -> None:
-    """Raise `InvalidRequest` if two tools have the same name."""
+def check_tools(tools: list[Tool], field: str = "tools") -> None:
+    """Raise `InvalidRequest` if two tools, which are in `field`, have the same name."""
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise InvalidRequest("contains two functions with the same name", field="tools")
+        raise InvalidRequest("contains two functions with the same name", field=field)
 
 
 def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
