@@ -198,17 +198,17 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
         Raises `InvalidRequest`.
         """
-        names = ("functions", "function_call") if self.functions is not None else ("tools", "tool_choice")
-        if self.functions is not None and (self.tools is not None or self.tool_choice is not None):
-            raise InvalidRequest("cannot be combined with tools, which have replaced it", field="functions")
-        if self.functions is None and self.function_call is not None:
-            raise InvalidRequest("needs `functions`", field="function_call")
         if self.functions is None:
-            tools, choice = self.tools or [], self.tool_choice
-        else:
-            tools, choice = [Tool(function) for function in self.functions], self.function_call
-        check_tools(tools, names[0])
-        return tools, chosen_tool(tools, choice, names[1])
+            if self.function_call is not None:
+                raise InvalidRequest("needs `functions`", field="function_call")
+            tools = self.tools or []
+            check_tools(tools)
+            return tools, chosen_tool(tools, self.tool_choice)
+        if self.tools is not None or self.tool_choice is not None:
+            raise InvalidRequest("cannot be combined with tools, which have replaced it", field="functions")
+        tools = [Tool(function) for function in self.functions]
+        check_tools(tools, "functions")
+        return tools, chosen_tool(tools, self.function_call, "function_call")
 
     @property
     def num_logprobs(self) -> int | None:

@@ -131,7 +131,7 @@ def vllms(name: str, suffix: str) -> Callable[[str], tuple[str, list[Call]]]:
     tokenizer.decoder = decoders.ByteLevel()
     tags = ("tool_calls", "tool_call", "arg_key", "arg_value")
     tokenizer.add_special_tokens([f"<{slash}{tag}{suffix}>" for tag in tags for slash in ("", "/")])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]  # not typed
     tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
     request = ChatCompletionRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": tools}
