@@ -26,6 +26,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer.json. `cache` is a folder, which need not exist, in which a backend may keep what it converts the model to
     (`lmi_handlers.core.convert_once`).
 
+    This engine is number `engine` of the `engines` that load the model on this machine.
+
     `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.
 
     `thinking` are the marks around the model's thoughts. If they are not known, no request has a
@@ -37,6 +39,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path | None = None
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    engine: int = 0
+    engines: int = 1
     adapters: dict[str, Path] = {}
     thinking: ThinkingMarks | None = None
 

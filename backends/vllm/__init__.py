@@ -68,6 +68,7 @@ DECLARATION = BackendDeclaration(
         "allowed_token_ids": "at most 1024 on the second model runner",
         "logit_bias": "at most 1024 tokens on the second model runner",
         "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
+        "cache_salt": "not supported with LMCache's `LMCacheConnectorV1`, which vLLM gives the token ids only",
         "thinking_token_budget": "not supported on the first model runner for gpt-oss, whose thoughts end in several ways",
         "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
     },
@@ -77,6 +78,8 @@ DECLARATION = BackendDeclaration(
         "Asynchronous scheduling, which vLLM turns on for GPUs: a step returns the tokens of the previous one, and one batch "
         "is still in flight when the last request ends.",
         "Loading time with `torch.compile` and CUDA graphs, compared with `option.model_loading_timeout`.",
+        "`option.lmcache_auto_config`: vLLM offloads nothing from a CPU. The tests compare the configuration that vLLM makes "
+        "of it, as if there were eight H100s; LMCache itself is never installed.",
         "More than one GPU: NCCL, and workers that die inside a collective operation.",
         "More than one machine: the tests run two workers on CPUs, on two nodes of Ray on one machine.",
         "Memory: whether `option.gpu_memory_utilization` leaves enough for prompt log probabilities and images. Running out "

@@ -34,6 +34,7 @@ from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_ar
 from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
 from backends.vllm.model_runner import check_buffers, typical_processor
+from backends.vllm.offload import configure_offloading, keeps_salts_apart
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
@@ -109,7 +110,7 @@ class VLLMBackend(Backend):
             device=config.device_config.device_type,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
-            takes_cache_salt=True,
+            takes_cache_salt=keeps_salts_apart(config),
             block_size=config.cache_config.block_size,
             num_blocks=config.cache_config.num_gpu_blocks or 0,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
@@ -122,6 +123,7 @@ class VLLMBackend(Backend):
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         path = checkpoint(model, cls.declaration.name)
         arguments = engine_arguments(path, properties, backend=cls.declaration, adapters=len(model.adapters))
+        configure_offloading(cls.declaration, properties, arguments, model)
         if model.thinking is not None and arguments.reasoning_config is None:
             arguments.reasoning_config = reasoning_config(model.thinking)
         engine = start_engine(arguments, properties, report)

@@ -24,6 +24,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm import DECLARATION
 from backends.vllm.arguments import ALIASES, ALONE, DTYPES, METHODS, NO_EFFECT, ONE_ENGINE, OURS
+from backends.vllm.offload import check_offloading
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART
 from backends.vllm.ray.requirements import check_requirements
 from lmi_handlers.config.declaration import BackendDeclaration
@@ -86,6 +87,7 @@ def engine_arguments(
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     _check_quantization(arguments)
     _check_alone(arguments, pools=properties.pools)
+    check_offloading(backend, properties, arguments)
     if arguments.distributed_executor_backend == "ray":
         check_requirements(properties, os.environ)
     arguments.disable_log_stats = True

@@ -45,6 +45,17 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
         NonNegativeFloat | None,
         Option("GiB of weights per GPU to keep in CPU memory.", aliases=("option.cpu_offload_gb",)),
     ] = None
+    lmcache_auto_config: Annotated[
+        bool | None,
+        Option(
+            "Keeps keys and values that the GPU has no room for in the CPU's memory: by LMCache if it is installed, which "
+            "uses a disk too, otherwise by vLLM's own offloading. The sizes follow from what is free (see kv-cache.md). For "
+            "other sizes use `option.kv_offloading_size` or `option.kv_transfer_config`."
+        ),
+    ] = None
+    lmcache_config_file: Annotated[
+        str | None, Option("LMCache's own configuration, for `option.kv_transfer_config` with one of its connectors.")
+    ] = None
     lora_dtype: Annotated[str | None, Option("Data type of the weights of LoRA adapters.")] = None
     fully_sharded_loras: Annotated[bool | None, Option("Splits LoRA adapters fully across GPUs.")] = None
     lora_extra_vocab_size: Annotated[

@@ -74,8 +74,6 @@ NO_EFFECT: dict[str, str] = {
     "option.use_v2_block_manager": "vLLM has no other block manager any more",
     "fail_fast": _RESTARTS,
     "option.fail_fast": _RESTARTS,
-    "option.lmcache_auto_config": "LMCache is not supported",
-    "option.lmcache_config_file": "LMCache is not supported",
     "option.disable_flash_attn": _NO_SCHEDULER,
     "option.max_sparsity": _NO_SCHEDULER,
     "option.max_splits": _NO_SCHEDULER,

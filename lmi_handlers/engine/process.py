@@ -216,6 +216,8 @@ def _load(
         cache=checkpoint_dir(model_path, cache_dir) if model_path is not None and gguf_file is None else model_path,
         eos_token_ids=bundle.eos_token_ids,
         vocab_size=bundle.vocab_size,
+        engine=settings.replica,
+        engines=len(settings.replicas),
         adapters={name: files_in_use.enter_context(own_adapter(path, properties)) for name, path in adapters.items()},
         thinking=thinking,
     )

@@ -193,6 +193,21 @@ def test_seed_is_random_unless_configured(arguments: Callable[..., Any]) -> None
         ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree 2 1 CPU"),
         ({"dtype": "int8"}, "option.dtype: choice int8"),
         ({"extra": {"return_sampling_mask": "true"}}, "option.return_sampling_mask True no API"),
+        ({"lmcache_auto_config": True}, "option.lmcache_auto_config GPU CPU"),
+        (
+            {"lmcache_auto_config": True, "enable_prefix_caching": False},
+            "option.lmcache_auto_config option.enable_prefix_caching",
+        ),
+        (
+            {"lmcache_auto_config": True, "extra": {"enable_expert_parallel": "true"}},
+            "option.lmcache_auto_config option.enable_expert_parallel",
+        ),
+        (
+            {"lmcache_auto_config": True, "extra": {"kv_offloading_size": "2"}},
+            "option.lmcache_auto_config option.kv_offloading_size",
+        ),
+        ({"lmcache_auto_config": True, "task": "text-embedding"}, "option.lmcache_auto_config option.task"),
+        ({"lmcache_config_file": "cache.yaml"}, "option.lmcache_config_file cache.yaml LMCache installed"),
     ],
 )
 def test_option_that_vllm_rejects(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
@@ -222,13 +237,15 @@ def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) ->
     from backends import registry
     from backends.vllm.arguments import ALIASES, NO_EFFECT, OURS
     from backends.vllm.engine_args import TEXT_LAYER
+    from backends.vllm.offload import OPTIONS
     from backends.vllm.options import NO_COUNTERPART
 
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     for declared in registry().options.values():
         name = declared.name
         if "vllm" in declared.read_by:
-            assert (ALIASES.get(name, name) in fields) + (name in NO_COUNTERPART) + (name in TEXT_LAYER) >= 1, name
+            known = ALIASES.get(name, name) in fields, name in NO_COUNTERPART, name in TEXT_LAYER, name in OPTIONS
+            assert any(known), name
         else:  # it is passed on under this name only
             assert not fields & {key.removeprefix("option.") for key in declared.keys} - {name}, name
     assert not set(NO_COUNTERPART) & fields

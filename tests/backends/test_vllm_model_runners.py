@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from paths import ROOT, SUPPORT
 from transformers import TemperatureLogitsWarper, TypicalLogitsWarper
 
+from backends.paged.memory import free_memory
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
@@ -53,7 +54,7 @@ def ask(script: str, model: Path, question: Any) -> list[Any]:
 def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
     """Runs its own validation and loading of logits processors, with the driver reporting eight H100s."""
     one: dict[str, Any] = {"tensor_parallel_degree": 1}
-    plain, lora, sharded, async_off, drafted, too_many = ask(
+    plain, lora, sharded, async_off, drafted, too_many, offloading, twice = ask(
         "cuda_platform.py",
         tiny_llama,
         [
@@ -63,6 +64,8 @@ def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
             one | {"extra": {"async_scheduling": "false"}},
             one | {"extra": {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}},
             {"tensor_parallel_degree": "max"},
+            {"tensor_parallel_degree": 2, "lmcache_auto_config": True},
+            one | {"lmcache_auto_config": True, "extra": {"kv_offloading_size": "1"}},
         ],
     )
     for config in (plain, lora, sharded, async_off):
@@ -74,6 +77,13 @@ def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
     assert sharded["tensor_parallel_size"] == 2
     assert drafted["logits_processors"] is None
     assert too_many["error"].startswith("option.tensor_parallel_degree: ")
+    assert plain["kv_transfer"] is None
+    connector, extra = offloading["kv_transfer"]
+    assert connector == "OffloadingConnector"
+    free = free_memory()
+    assert free is not None
+    assert 2**30 <= extra["cpu_bytes_to_use"] <= free, "one of two engines takes no more than is free"
+    assert twice["error"].startswith("option.lmcache_auto_config and option.kv_offloading_size ")
 
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 2}'
@@ -192,6 +202,7 @@ def test_offline() -> None:
     script = """
 from backends.lmi_dist.backend import LmiDistBackend
 from backends.vllm.backend import VLLMBackend
+from backends.paged.memory import free_memory
 from lmi_handlers.config.properties import ServingProperties
 for backend in VLLMBackend, LmiDistBackend:
     backend.check_options(ServingProperties())

@@ -15,6 +15,7 @@ from typing import Any
 
 from serving_properties import serving_properties
 
+from backends.base import ModelFiles
 from lmi_handlers.core.errors import ConfigError
 
 
@@ -55,12 +56,18 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The configuration of an engine, with logits processors loaded as at start."""
     from vllm.v1.engine.input_processor import InputProcessor
 
+    from backends.vllm import DECLARATION
     from backends.vllm.engine_args import engine_arguments
     from backends.vllm.engine_config import engine_config
     from backends.vllm.errors import load_error
+    from backends.vllm.offload import configure_offloading
 
+    properties = serving_properties(**options)
     try:
-        arguments = engine_arguments(path, serving_properties(**options))
+        arguments = engine_arguments(path, properties)
+        files = ModelFiles(path=path, eos_token_ids=(), vocab_size=0, engines=2)
+        # In a container, the shared memory may have 64 MiB.
+        configure_offloading(DECLARATION, properties, arguments, files, shared_memory=path)
     except ConfigError as error:
         return {"error": str(error)}
     try:
@@ -68,10 +75,12 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  as in the adapter
         return {"error": str(load_error(error, arguments))}
     InputProcessor(config)
+    transfer = config.kv_transfer_config
     return {
         "device": config.device_config.device_type,
         "second_runner": config.use_v2_model_runner,
         "async_scheduling": config.scheduler_config.async_scheduling,
+        "kv_transfer": None if transfer is None else [transfer.kv_connector, transfer.kv_connector_extra_config],
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "dtype": str(config.model_config.dtype),
         "logits_processors": config.model_config.logits_processors,
