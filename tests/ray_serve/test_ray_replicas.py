@@ -22,6 +22,7 @@ import psutil
 import pytest
 import requests
 from client_scripts import CLIENTS_PYTHON, QUIET, SCRIPTS
+from facts import says
 from paths import DATA
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -279,7 +280,7 @@ def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server
         whole += data.endswith(b"\r\n0\r\n\r\n")
         assert data.endswith(b"\r\n0\r\n\r\n") == (b'"generated_text"' in data)  # nobody takes a part for the whole
     assert 0 < whole < len(socks)
-    assert logged(on_ray, "the server of this replica has ended with SIGKILL")
+    wait_until(lambda: says(on_ray.log, "server replica ended SIGKILL"), on_ray)
     wait_for_replicas(on_ray, 2)
     wait_until(lambda: len(replicas_on_page(on_ray) & before) == 1, on_ray)
     wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)

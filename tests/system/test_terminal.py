@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from facts import raises, says
 from serving import free_port
 from terminal import COLOUR, Terminal
 from waiting import wait_until
@@ -108,7 +109,9 @@ def test_an_unknown_log_format_is_an_error(tmp_path: Path) -> None:
     shown = ServeTerminal(tmp_path, LOG_FORMAT="xml")
     try:
         assert shown.process.wait(240) == 1
-        assert shown.text == "lmi: error: LOG_FORMAT has value 'xml': must be one of json, text\n"
+        [line] = shown.text.splitlines()
+        assert line.startswith("lmi: error: ")
+        assert says(line, "LOG_FORMAT 'xml': json, text")
     finally:
         shown.close()
 
@@ -124,7 +127,7 @@ class Stream:
 )
 def test_the_format_depends_on_log_format_and_the_stream(given: str, terminal: bool, expected: str) -> None:
     assert log_format({"LOG_FORMAT": given}, Stream(terminal=terminal)) == expected  # type: ignore[arg-type]  # the only method that is used
-    with pytest.raises(ConfigError, match=r"LOG_FORMAT has value '%\(message\)s': must be one of json, text"):
+    with raises(ConfigError, "LOG_FORMAT '%(message)s': json, text"):
         log_format({"LOG_FORMAT": "%(message)s"}, Stream(terminal=terminal))  # type: ignore[arg-type]
 
 
