@@ -76,6 +76,15 @@ def select_backend(
     )
 
 
+def needs_weights(properties: ServingProperties) -> bool:
+    """Tell whether the engine loads the model's weights. `auto` chooses no other.
+
+    Raises `ConfigError` if the backend does not exist.
+    """
+    name = registry().requested(properties)
+    return name == "auto" or properties.pools or declaration(name).needs_weights
+
+
 def choose_backend(
     candidates: Sequence[BackendDeclaration],
     *,

@@ -79,7 +79,8 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
                            (`passed_on`, `Backend.check_options`)
         `checks_options`   `lmi check` calls `Backend.check_options` for other reasons
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
-        `needs_weights`    false if it only needs the model's tokenizer, for which the header of any GGUF file is enough
+        `needs_weights`    false if it only needs the model's configuration and tokenizer. Weights are then not downloaded,
+                           and the header of any GGUF file is enough
         `reads_gguf`       the GGUF files that it reads itself. Other backends get GGUF files converted to safetensors.
                            It serves nothing else unless `architectures` names some
 

@@ -17,7 +17,7 @@ import msgspec
 
 from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
-from backends.selection import FALLBACK, check_format, select_backend
+from backends.selection import FALLBACK, check_format, needs_weights, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedModel
@@ -74,7 +74,9 @@ def serve(settings: EngineSettings) -> None:
     metrics = EngineMetrics(settings.metrics_dir, replica=settings.replica, replicas=len(settings.replicas))
     report = LoadReport(settings.started, server.announce, metrics, heartbeat)
     with contextlib.ExitStack() as files_in_use:
-        properties = files_in_use.enter_context(local_model(settings.properties, report, report.download))
+        weights = needs_weights(settings.properties)
+        model = local_model(settings.properties, report, report.download, weights=weights)
+        properties = files_in_use.enter_context(model)
         settings = msgspec.structs.replace(settings, properties=properties)
         _serve(settings, server, inbox, heartbeat, metrics, report, files_in_use)
 
@@ -169,8 +171,10 @@ def _load(
             cache_dir=cache_dir,
             report=report,
             allow_pickle=properties.allow_pickle,
+            weights=backend.needs_weights,
         )
-        check_weights(model_path, properties)
+        if backend.needs_weights:
+            check_weights(model_path, properties)
     if properties.trust_remote_code:
         withhold_credentials()
     report(LoadPhase.TOKENIZER)

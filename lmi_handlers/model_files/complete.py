@@ -16,6 +16,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.model_files.needed import is_weights
 from lmi_handlers.model_files.torch_file import check_torch_file
 from lmi_handlers.model_files.vocabulary import check_vocabulary
 
@@ -38,12 +39,14 @@ _CHARACTER = 4
 _SPLIT_NAME = re.compile(r".*-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 
 
-def check_complete(model: Path) -> None:
+def check_complete(model: Path, *, weights: bool = True) -> None:
     """Raise `ConfigError` for a file of the model that is cut off or only stands for another one.
 
     `model` is a GGUF file, or a folder with safetensors or pickled weights, and the files beside them that engines read.
+    Without `weights`, only the latter are checked.
     """
-    _check([(model, _gguf)] if model.is_file() else _files(model, _OF_MODELS))
+    checks = {name: check for name, check in _OF_MODELS.items() if weights or not is_weights(name)}
+    _check([(model, _gguf)] if model.is_file() else _files(model, checks))
 
 
 def check_adapter_complete(folder: Path) -> None:

@@ -17,7 +17,7 @@ from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.model_files.cache_dir import model_cache
 from lmi_handlers.model_files.model_cache import ModelCache, in_gb
 from lmi_handlers.model_files.names import check_names
-from lmi_handlers.model_files.needed import is_weights, needed
+from lmi_handlers.model_files.needed import has_text_files, is_weights, needed
 from lmi_handlers.model_files.s3_url import S3Url, is_s3, parse_s3_url
 from lmi_handlers.model_files.secure_mode import check_fetched
 from lmi_handlers.model_files.unpacked import content_of, unpack_entry
@@ -51,8 +51,8 @@ class Selected(msgspec.Struct, frozen=True):
         return f"{self.url} ({files}, {in_gb(self.size)})"
 
 
-def select(bucket: Bucket) -> Selected:
-    """List the URL of `bucket` and choose what a model needs.
+def select(bucket: Bucket, *, weights: bool = True) -> Selected:
+    """List the URL of `bucket` and choose what a model needs, as `needed` does.
 
     Raises `ConfigError`, or `LoadFailed` if another try may help.
     """
@@ -60,16 +60,17 @@ def select(bucket: Bucket) -> Selected:
     objects = bucket.objects()
     check_names((item.name for item in objects), str(url))
     if [item.key for item in objects] != [url.key]:  # a folder
-        chosen = set(needed([item.name for item in objects]))
+        chosen = set(needed([item.name for item in objects], weights=weights))
         objects = [item for item in objects if item.name in chosen]
-        _check_weights(url, [item.name for item in objects])
+        if weights or not has_text_files([item.name for item in objects]):
+            _check_weights(url, [item.name for item in objects])
     listing = (_FORMAT, url.bucket, url.key, sorted((item.key, item.size, item.etag) for item in objects))
     digest = hashlib.sha256(msgspec.json.encode(listing)).hexdigest()[:16]
     name = url.key.rstrip("/").rpartition("/")[2] or url.bucket
     return Selected(url, tuple(objects), f"{name[:64]}-{digest}")
 
 
-def preview(text: str, cache: ModelCache) -> tuple[str, bool]:
+def preview(text: str, cache: ModelCache, *, weights: bool = True) -> tuple[str, bool]:
     """Say what `fetched` would download, and whether that is certain. Downloads nothing.
 
     Without credentials, the bucket may refuse what it allows the server: then the reason is returned, and False. Raises
@@ -79,7 +80,7 @@ def preview(text: str, cache: ModelCache) -> tuple[str, bool]:
 
     with contextlib.closing(Bucket(parse_s3_url(text))) as bucket:
         try:
-            selected = select(bucket)
+            selected = select(bucket, weights=weights)
         except ConfigError as error:
             if not bucket.is_anonymous:
                 raise
@@ -103,7 +104,11 @@ def _check_weights(url: S3Url, names: list[str]) -> None:
 
 @contextlib.contextmanager
 def local_model(
-    properties: ServingProperties, report: Callable[[str], None], progress: Callable[[int, int], None]
+    properties: ServingProperties,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None],
+    *,
+    weights: bool = True,
 ) -> Iterator[ServingProperties]:
     """Yield the properties with a local path in place of a model in S3, which stays in the cache until the block ends.
 
@@ -114,7 +119,7 @@ def local_model(
         return
     report(LoadPhase.MODEL)
     cache = model_cache(properties, os.environ)
-    with fetched(str(properties.model_id), cache, report=report, progress=progress) as path:
+    with fetched(str(properties.model_id), cache, report=report, progress=progress, weights=weights) as path:
         yield msgspec.structs.replace(properties, model_id=str(path), model_name=properties.name)
 
 
@@ -125,11 +130,13 @@ def fetched(
     *,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
+    weights: bool = True,
 ) -> Iterator[Path]:
     """Yield the folder, or the `.gguf` file, that the S3 URL `text` names, downloaded if necessary.
 
     It stays as it is until the block ends. `report` is called with short phases, `progress` with the bytes that have
-    arrived and those of the whole download. Raises `ConfigError`, or `LoadFailed` if another try may help.
+    arrived and those of the whole download. Without `weights`, these are left out. Raises `ConfigError`, or `LoadFailed`
+    if another try may help.
     """
     from lmi_handlers.model_files.s3 import Bucket
     from lmi_handlers.model_files.s3_download import Download
@@ -164,7 +171,7 @@ def fetched(
     report(f"listing {text}")
     with contextlib.ExitStack() as stack:
         with contextlib.closing(Bucket(parse_s3_url(text))) as bucket:
-            selected = select(bucket)
+            selected = select(bucket, weights=weights)
             folder = stack.enter_context(cache.use(selected.key, fill, wait))
         check_fetched(folder)
         yield _content(folder, selected)

@@ -65,12 +65,12 @@ def download(
     report: Callable[[str], None],
     local_files_only: bool = False,
     allow_pickle: bool = False,
+    weights: bool = True,
 ) -> Path:
     """Download a repository into the hub's own cache, or into ours if that is not writable.
 
     With `local_files_only`, it must have been downloaded already. With `allow_pickle`, `*.bin` files are downloaded if
-    there are no safetensors. Raises `ConfigError`, or `LoadFailed` if another try
-    may help.
+    there are no safetensors, and without `weights`, neither. Raises `ConfigError`, or `LoadFailed` if another try may help.
     """
     try:
         from huggingface_hub import constants, snapshot_download
@@ -91,8 +91,8 @@ def download(
         snapshot_download, repo_id, revision=revision, cache_dir=target, local_files_only=local_files_only
     )
     try:
-        path = Path(fetch(ignore_patterns=_IGNORED))
-        if allow_pickle and not any(path.glob("*.safetensors")):
+        path = Path(fetch(ignore_patterns=_IGNORED if weights else [*UNUSED, *WEIGHTS]))
+        if weights and allow_pickle and not any(path.glob("*.safetensors")):
             path = Path(fetch(ignore_patterns=[pattern for pattern in _IGNORED if pattern != "*.bin"]))
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _refusal(error, repo_id, revision) from error

@@ -20,6 +20,7 @@ from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
 from lmi_handlers.model_files.complete import check_complete, check_json, is_part
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
+from lmi_handlers.model_files.needed import TOKENIZER
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,7 +31,6 @@ DEFAULT_MODEL_TEMPERATURE = 0.2
 """With which the console and `lmi chat` ask it, as its authors do. With OpenAI's 1, so small a model makes no sense."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _PREPROCESSOR = ("preprocessor_config.json", "processor_config.json")
 """Of images or audio. A model that reads nothing else has no tokenizer."""
 _MODEL_FILES = (
@@ -40,7 +40,7 @@ _MODEL_FILES = (
     "params.json",
     "special_tokens_map.json",
     "merges.txt",
-    *_TOKENIZER,
+    *TOKENIZER,
     "*.safetensors",
     "*.safetensors.index.json",
     *("*.bin", "*.ckpt", "*.engine", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "model.tar.gz"),
@@ -48,23 +48,25 @@ _MODEL_FILES = (
 """If a directory contains any of these, the default model is not served in its place."""
 
 
-def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str | None, cache_dir: Path) -> Path | None:
+def locate_model(
+    model_id: str | None, *, model_dir: Path | None, revision: str | None, cache_dir: Path, weights: bool = True
+) -> Path | None:
     """Return the folder or `.gguf` file to serve, or None for a model in S3 or on the hub. Loads nothing.
 
     `model_id` is a folder, a `.gguf` file, an S3 URL or a hub id. A relative path is looked up in `model_dir` (the folder of
     serving.properties), then in the working directory. If `model_id` is None, the model in `model_dir` is served, or
-    the default model if nothing in that directory looks like part of a model. Raises `ConfigError` that says what is
-    missing or cut off, and where.
+    the default model if nothing in that directory looks like part of a model. Without `weights`, a folder may be without
+    them. Raises `ConfigError` that says what is missing or cut off, and where.
     """
     if is_s3(model_id):
         check_s3_url(str(model_id))
         return None
-    path = _local_model(model_id, model_dir)
+    path = _local_model(model_id, model_dir, weights=weights)
     if path is None:
         repo_id = str(model_id)
         check_hub_id(repo_id, looked_in(repo_id, model_dir), revision=revision, cache_dir=cache_dir)
     else:
-        check_complete(path)
+        check_complete(path, weights=weights)
     return path
 
 
@@ -96,11 +98,11 @@ def _file(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _local_model(model_id: str | None, model_dir: Path | None) -> Path | None:
+def _local_model(model_id: str | None, model_dir: Path | None, *, weights: bool = True) -> Path | None:
     if model_id is None:
         if model_dir is None or not has_model_files(model_dir):
             return _default_model()
-        return find_model(model_dir, f"model directory {model_dir}")
+        return find_model(model_dir, f"model directory {model_dir}", weights=weights)
     if "://" in model_id:
         raise ConfigError(
             f"option.model_id: {redacted(model_id)} is a URL, and not of S3; download it first, or let SageMaker do so "
@@ -109,7 +111,7 @@ def _local_model(model_id: str | None, model_dir: Path | None) -> Path | None:
     local = _local_path(model_id, model_dir)
     if local is None and model_id == DEFAULT_MODEL_NAME:
         return _default_model()
-    return None if local is None else find_model(local, f"option.model_id: {local}")
+    return None if local is None else find_model(local, f"option.model_id: {local}", weights=weights)
 
 
 def has_model_files(model_dir: Path) -> bool:
@@ -142,25 +144,25 @@ def looked_in(model_id: str, model_dir: Path | None) -> str:
     return f" (looked in {' and '.join(folders)}{did_you_mean(*places)})"
 
 
-def find_model(path: Path, name: str) -> Path:
+def find_model(path: Path, name: str, *, weights: bool = True) -> Path:
     """Return `path` if it is a loadable folder or a GGUF file, or the only GGUF file in it.
 
-    Raises `ConfigError` that begins with `name` and says what is missing.
+    Without `weights`, a folder with a configuration and a tokenizer is enough. Raises `ConfigError` that begins with
+    `name` and says what is missing.
     """
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(f"{name} is neither a directory nor a .gguf file")
         return path
-    weights = _matches(path, _WEIGHTS)
-    if (path / "config.json").is_file() and weights:
-        _check_checkpoint(path, name)
+    found, gguf_files = _matches(path, _WEIGHTS), _matches(path, ("*.gguf",))
+    if (path / "config.json").is_file() and (found or not (weights or gguf_files)):
+        _check_checkpoint(path, name, weights=weights)
         return path
-    gguf_files = _matches(path, ("*.gguf",))
     if len(gguf_files) > 1 and not all(map(is_part, gguf_files)):
         raise ConfigError(f"{name} holds several GGUF files ({_names(gguf_files)}); name one with option.model_id")
     if gguf_files:
         return gguf_files[0]
-    raise ConfigError(f"{name} {_what_is_missing(path, weights)}")
+    raise ConfigError(f"{name} {_what_is_missing(path, found)}")
 
 
 def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
@@ -187,17 +189,17 @@ def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
     return f"has no config.json and {missing}"
 
 
-def _check_checkpoint(folder: Path, name: str) -> None:
+def _check_checkpoint(folder: Path, name: str, *, weights: bool) -> None:
     """Raise `ConfigError` for a checkpoint with an unreadable configuration, missing shards or no tokenizer."""
     _read_json(folder / "config.json", name)
-    for single in ("model.safetensors", "pytorch_model.bin"):  # in transformers' order
+    for single in ("model.safetensors", "pytorch_model.bin") if weights else ():  # in transformers' order
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
             break
         if index.is_file():
             _check_shards(index, name)
             break
-    if not _matches(folder, (*_TOKENIZER, *_PREPROCESSOR)):
+    if not _matches(folder, (*TOKENIZER, *_PREPROCESSOR)):
         raise ConfigError(f"{name} has no tokenizer (tokenizer.json, tokenizer_config.json or tokenizer.model)")
 
 

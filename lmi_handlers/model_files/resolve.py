@@ -29,22 +29,30 @@ def resolve_model(
     cache_dir: Path,
     report: Callable[[str], None],
     allow_pickle: bool = False,
+    weights: bool = True,
 ) -> Path:
     """Return a folder with `config.json`, a tokenizer and weights, ready for `from_pretrained`.
 
-    With `allow_pickle`, pickled weights are downloaded if the hub has no others.
+    With `allow_pickle`, pickled weights are downloaded if the hub has no others. Without `weights`, none are downloaded
+    from the hub or looked for in a folder.
     The arguments are those of `locate_model`. `report` is called with short phases such as "converting x.gguf". Raises
     `ConfigError`, or `LoadFailed` if another try may help.
     """
-    path = locate_model(model_id, model_dir=model_dir, revision=revision, cache_dir=cache_dir)
+    path = locate_model(model_id, model_dir=model_dir, revision=revision, cache_dir=cache_dir, weights=weights)
     if path is None:
         repo_id = str(model_id)
         where = looked_in(repo_id, model_dir)
         path = download(
-            repo_id, where, revision=revision, cache_dir=cache_dir, report=report, allow_pickle=allow_pickle
+            repo_id,
+            where,
+            revision=revision,
+            cache_dir=cache_dir,
+            report=report,
+            allow_pickle=allow_pickle,
+            weights=weights,
         )
-        found = find_model(path, f"option.model_id: {repo_id}, as downloaded to {path},")
-        check_complete(found)
+        found = find_model(path, f"option.model_id: {repo_id}, as downloaded to {path},", weights=weights)
+        check_complete(found, weights=weights)
         return found
     return path if path.is_dir() else _convert_weights(path, cache_dir, report)
 

@@ -192,6 +192,7 @@ def _located(configuration: Configuration, environ: Mapping[str, str]) -> Path |
         model_dir=configuration.model_dir,
         revision=properties.revision,
         cache_dir=default_cache_dir(environ),
+        weights=configuration.backend.needs_weights,
     )
 
 
@@ -243,7 +244,8 @@ def preview_download(configuration: Configuration, environ: Mapping[str, str]) -
             return "", True
         return ask_hub(properties.model_id, revision=properties.revision, cache_dir=default_cache_dir(environ))
     try:
-        return preview(properties.model_id, model_cache(properties, environ))
+        weights = configuration.backend.needs_weights
+        return preview(properties.model_id, model_cache(properties, environ), weights=weights)
     except LoadFailed as error:
         return str(error), False
 
@@ -361,7 +363,7 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
             check_format(configuration.backend, gguf_file, properties)
         if gguf_file is not None and not configuration.backend.takes_gguf:
             check_conversion(gguf_file, default_cache_dir(environ))
-        if path is not None and path.is_dir():
+        if path is not None and path.is_dir() and configuration.backend.needs_weights:
             check_weights(path, properties)
     find_adapters(properties, path)
     AdapterSources(properties, path)

@@ -314,7 +314,7 @@ def test_abort_ends_the_sequence_at_the_remote(remote: TokenServer, driver: Driv
         (faults.EMPTY, "events without tokens"),
         (faults.NOT_EVENTS, "application/json? not events"),
         (faults.MOVED, "status 307"),
-        (faults.OVERLOADED, "status 503 busy ?[31mxxx"),
+        (faults.OVERLOADED, "status 503 busy"),
         (faults.ERROR_EVENT, "out of blocks"),
         (faults.UNKNOWN_END, "ended repetition of everything"),
     ],

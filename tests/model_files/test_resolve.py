@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,10 +23,15 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE, load_text_bundle
 
 
 def resolve(
-    model_id: str | None, tmp_path: Path, *, model_dir: Path | None = None, phases: list[str] | None = None
+    model_id: str | None,
+    tmp_path: Path,
+    *,
+    model_dir: Path | None = None,
+    phases: list[str] | None = None,
+    weights: bool = True,
 ) -> Path:
-    report = (phases if phases is not None else []).append
-    return resolve_model(model_id, model_dir=model_dir, revision=None, cache_dir=tmp_path / "cache", report=report)
+    report, cache = (phases if phases is not None else []).append, tmp_path / "cache"
+    return resolve_model(model_id, model_dir=model_dir, revision=None, cache_dir=cache, report=report, weights=weights)
 
 
 def make_folder(folder: Path) -> Path:
@@ -146,14 +152,15 @@ from pathlib import Path
 from lmi_handlers.model_files.resolve import resolve_model
 report = lambda phase: print("phase:", phase, flush=True)
 model_id = sys.argv[1] or None
-print(resolve_model(model_id, model_dir=None, revision=None, cache_dir=Path(sys.argv[2]), report=report))
+cache, weights = Path(sys.argv[2]), sys.argv[3] != "weights"
+print(resolve_model(model_id, model_dir=None, revision=None, cache_dir=cache, report=report, weights=weights))
 print("torch" in sys.modules)
 """
 
 
-def start_resolving(model_id: str | Path, cache_dir: Path, **environ: str) -> subprocess.Popen[str]:
+def start_resolving(model_id: str | Path, cache_dir: Path, without: str = "", **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RESOLVE, str(model_id), str(cache_dir)],
+        [sys.executable, "-c", RESOLVE, str(model_id), str(cache_dir), without],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -230,6 +237,85 @@ def test_which_hub_errors_are_retried(tmp_path: Path, status: int | None, error:
             hub.shutdown()
     assert says(err.splitlines()[-1], f"lmi_handlers.core.errors.{error}: option.model_id nobody/none")
     assert words in err.splitlines()[-1]
+
+
+COMMIT = "0" * 40
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has one model. `files` are by name; `gets` are the names of those that were asked for."""
+
+    files: dict[str, bytes]
+    gets: set[str]
+
+    def do_HEAD(self) -> None:
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        if "/tree/" in self.path:
+            listed = [{"type": "file", "path": path, "size": len(self.files[path]), "oid": path} for path in self.files]
+            data = json.dumps(listed).encode()
+        elif self.path.startswith("/api/models/"):
+            siblings = [{"rfilename": path} for path in self.files]
+            data = json.dumps({"id": "a/b", "sha": COMMIT, "siblings": siblings}).encode()
+        elif (found := self.files.get(name)) is not None:
+            data = found
+            self.gets.add(name)
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{name}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+def test_weights_that_no_engine_needs_are_not_downloaded_from_the_hub(tmp_path: Path) -> None:
+    files = {
+        "config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "model.safetensors.index.json": b'{"weight_map": {"x": "model.safetensors"}}',
+        **dict.fromkeys(("model.safetensors", "model.bin", "model.gguf"), b"x"),
+    }
+    kind = type("OneHub", (Hub,), {"files": files, "gets": set()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        process = start_resolving(
+            "a/b",
+            tmp_path,
+            "weights",
+            HF_ENDPOINT=f"http://127.0.0.1:{hub.server_port}",
+            HF_HUB_CACHE=str(tmp_path / "hub"),
+            NO_PROXY="127.0.0.1",
+        )
+        out, err = process.communicate(timeout=120)
+        hub.shutdown()
+    assert process.returncode == 0, err
+    names = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+    assert {path.name for path in Path(out.splitlines()[-2]).iterdir()} == names
+    assert kind.gets == names
+
+
+@pytest.mark.parametrize("weights", [None, "version https://git-lfs.github.com/spec/v1\n"], ids=["none", "pointer"])
+def test_folder_without_weights(tmp_path: Path, weights: str | None) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    if weights is not None:
+        (folder / "model-00001-of-00002.safetensors").write_text(weights)
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "lost.safetensors"}}')
+    with raises(ConfigError, f"option.model_id: {folder}"):
+        resolve(str(folder), tmp_path)
+    assert resolve(str(folder), tmp_path, weights=False) == folder
+    (folder / "tokenizer.json").unlink()
+    with raises(ConfigError, f"option.model_id: {folder} no tokenizer"):
+        resolve(str(folder), tmp_path, weights=False)
 
 
 def test_invalid_hub_id(tmp_path: Path) -> None:

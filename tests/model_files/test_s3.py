@@ -104,6 +104,15 @@ def test_only_what_the_model_needs_is_downloaded_and_only_once(server: S3Server,
     assert not server.proxy.gets
 
 
+def test_weights_that_no_engine_needs_are_not_downloaded(server: S3Server, tmp_path: Path) -> None:
+    light = {key: MODEL[key] for key in ("m/config.json", "m/tokenizer.json", "m/empty.txt")}
+    assert fetch("s3://models/m", tmp_path, weights=False) == expected(light)
+    assert fetch("s3://models/m", tmp_path) == expected(MODEL)  # another entry of the cache
+    server.put("models", {"no-weights/config.json": b"{}", "no-weights/tokenizer.json": b"{}", "gguf/a.gguf": b"x"})
+    assert set(fetch("s3://models/no-weights", tmp_path, weights=False)) == {"config.json", "tokenizer.json"}
+    assert set(fetch("s3://models/gguf", tmp_path, weights=False)) == {"a.gguf"}  # which has the tokenizer
+
+
 def test_object_is_a_file(tmp_path: Path) -> None:
     assert fetch("s3://models/m/model.gguf", tmp_path) == {"model.gguf": b"x"}
 
