@@ -284,7 +284,8 @@ def test_weights_that_no_engine_needs_are_not_downloaded_from_the_hub(tmp_path: 
         "model.safetensors.index.json": b'{"weight_map": {"x": "model.safetensors"}}',
         **dict.fromkeys(("model.safetensors", "model.bin", "model.gguf"), b"x"),
     }
-    kind = type("OneHub", (Hub,), {"files": files, "gets": set()})
+    gets: set[str] = set()
+    kind = type("OneHub", (Hub,), {"files": files, "gets": gets})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         process = start_resolving(
@@ -300,7 +301,7 @@ def test_weights_that_no_engine_needs_are_not_downloaded_from_the_hub(tmp_path: 
     assert process.returncode == 0, err
     names = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
     assert {path.name for path in Path(out.splitlines()[-2]).iterdir()} == names
-    assert kind.gets == names
+    assert gets == names
 
 
 @pytest.mark.parametrize("weights", [None, "version https://git-lfs.github.com/spec/v1\n"], ids=["none", "pointer"])
