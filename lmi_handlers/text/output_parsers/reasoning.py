@@ -13,6 +13,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
 from lmi_handlers.text.output_parsers.harmony import HarmonyParser
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser
+from lmi_handlers.text.output_parsers.tool_formats import hunyuan_suffix
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -31,7 +32,14 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
 
 _HARMONY = "openai_gptoss"
+_IN_CONTENT = "minimax_m2_append_think"
 _THINK = (("<think>",), ("</think>",))
+_EFFORTS = ("think", "think_fast", "think_faster")
+
+
+def _hunyuan(suffix: str) -> ReasoningFormat:
+    return ReasoningFormat("hy_v3", (f"<think{suffix}>",), (f"</think{suffix}>",))
+
 
 REASONING_FORMATS = {
     entry.name: entry
@@ -41,6 +49,20 @@ REASONING_FORMATS = {
         ReasoningFormat("ernie45", *_THINK, ("<response>",), ("</response>",)),
         ReasoningFormat("mistral", ("[THINK]", "<think>"), ("[/THINK]", "</think>")),
         ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+        _hunyuan(""),
+        ReasoningFormat(
+            "k2_horizon",
+            tuple(f"<ifm|{effort}>" for effort in _EFFORTS),
+            tuple(f"</ifm|{effort}>" for effort in _EFFORTS),
+        ),
+        ReasoningFormat(
+            "kimi_k3",
+            ("<|open|>think<|sep|>",),
+            ("<|close|>think<|sep|>",),
+            ("<|open|>response<|sep|>",),
+            ("<|close|>response<|sep|><|close|>message<|sep|>", "<|close|>response<|sep|>"),
+        ),
+        ReasoningFormat(_IN_CONTENT, *_THINK),  # has a parser of its own
         ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
         ReasoningFormat("plamo3", ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)),
         ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",)),
@@ -91,12 +113,15 @@ _ALIASES = {
         "deepseek_r1",
     ),
     "cohere_command4": "cohere_command3",
+    "hy_v4": "hy_v3",
 }
 
 # The first marker found in the template decides. Early DeepSeek-R1 templates only have </think>, to cut off old
 # reasoning.
 _MARKERS = (
     ("<answer>\n", "hunyuan_a13b"),
+    ("<ifm|think", "k2_horizon"),
+    ("<|open|>", "kimi_k3"),
     ("[THINK]", "mistral"),
     ("<seed:think>", "seed_oss"),
     ("<mm:think>", "minimax_m3"),
@@ -130,7 +155,8 @@ def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: 
     if parser is None and enabled is None:
         return REASONING_FORMATS[_HARMONY] if "<|channel|>analysis" in chat_template else None
     if parser is not None:
-        return reasoning_format(parser)
+        chosen = reasoning_format(parser)
+        return _hunyuan(hunyuan_suffix(chat_template)) if chosen.name == "hy_v3" else chosen
     for marker, name in _MARKERS:
         if marker in chat_template:
             return REASONING_FORMATS[name]
@@ -144,7 +170,25 @@ def with_reasoning(format: ReasoningFormat, prompt: str, parser: MessageParser) 
     """Return a parser that separates the reasoning and leaves the answer to `parser`. Harmony's reads its calls itself."""
     if format.name == _HARMONY:
         return HarmonyParser(prompt, calls=not isinstance(parser, PlainParser))
+    if format.name == _IN_CONTENT:
+        return InContentParser(format, prompt, parser)
     return ReasoningParser(format, prompt, parser)
+
+
+class InContentParser(MessageParser):
+    """Leaves the reasoning in the content. Writes the mark that begins it first, if the prompt ends with that."""
+
+    def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
+        self._parser = parser
+        self._begin = format.begins[0] if prompt.rstrip().endswith(format.begins) else ""
+
+    def feed(self, text: str) -> MessageDelta:
+        """Take more text and return what it adds to the message."""
+        text, self._begin = self._begin + text, ""
+        return self._parser.feed(text)
+
+    def finish(self) -> MessageDelta:
+        return self.feed("") + self._parser.finish()
 
 
 class ReasoningParser(MessageParser):
@@ -157,6 +201,7 @@ class ReasoningParser(MessageParser):
     def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
         self._format = format
         self._begun = prompt.rstrip().endswith(format.begins)
+        self._answers = prompt.rstrip().endswith(format.answer_begins)
         self._parser = parser
         self._text = Cursor()
         self._reasoning: list[str] = []
@@ -186,7 +231,7 @@ class ReasoningParser(MessageParser):
         if (yield from self._accept(marks.begins)) or self._begun:
             space = ""
             yield from self._copy(self._reasoning, marks.ends)
-        if (yield from self._accept(marks.answer_begins)):
+        if (yield from self._accept(marks.answer_begins)) or self._answers:
             space = ""
             yield from self._copy(self._answer, marks.answer_ends)
         self._answer.append(space)

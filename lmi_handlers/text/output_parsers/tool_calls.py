@@ -75,7 +75,8 @@ class TaggedCallParser(_ReadingParser):
     def __init__(self, format: ToolFormat, schemas: Schemas) -> None:  # noqa: A002
         self._format = format
         # Text without white space or the first character of any tag.
-        firsts = {mark[0] for tag in (format.section, *format.tags) for mark in (tag.open, tag.close) if mark}
+        marks = [mark for tag in (format.section, *format.tags) for mark in (tag.open, tag.close)]
+        firsts = {mark[0] for mark in (*marks, *format.framing) if mark}
         self._words = re.compile(rf"[^\s{re.escape(''.join(sorted(firsts)))}]+")
         self._bare = format.bare
         self._ends: tuple[str, ...] = ()  # the end tags that are still expected
@@ -99,6 +100,10 @@ class TaggedCallParser(_ReadingParser):
         if end := (yield from text.accept_any(self._ends)):
             self._ends = tuple(other for other in self._ends if other != end)
             self._after_call = True
+            return True
+        if (yield from text.accept_any(self._format.framing)):
+            text.release()
+            self._deltas.add_content("" if self._after_call else space)
             return True
         tag = yield from self._accept_tag()
         is_bare = char in self._bare and (self._at_start or "\n" in space)

@@ -30,7 +30,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     `section` is an optional tag around a group of calls. Its marks are empty if the family has none. `bare` lists the
     characters that may start a call without a tag, at the start of a line. Such a call must name an offered function.
-    `named` and `keyed` are as for `CallReader`.
+    `named` and `keyed` are as for `CallReader`. `framing` are marks of a message's parts, which are left out.
     """
 
     name: str
@@ -39,6 +39,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     section: Tag = Tag("")
     named: Markup = GLM
     keyed: bool = False
+    framing: tuple[str, ...] = ()
 
 
 _TOOL_CALL = Tag("<tool_call>", "</tool_call>")
@@ -133,6 +134,12 @@ TOOL_FORMATS = {
             named=after_a_name("ifm|", type_tag="arg_type"),
         ),
         _hunyuan(""),
+        ToolFormat(
+            "kimi_k3",
+            (Tag('<|open|>call tool="', in_call=True),),
+            section=Tag("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+            framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        ),
         ToolFormat("gemma4", (Tag("<|tool_call>", "<tool_call|>"),)),
         ToolFormat("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
     )
@@ -167,6 +174,7 @@ _ALIASES = {
 # also has Qwen3-Coder's, and Llama 4's may have Llama 3's.
 _MARKERS = (
     ("<tool_sep", "hy_v3"),
+    ("<|open|>", "kimi_k3"),
     ("<ifm|tool_calls>", "k2_horizon"),
     ("<|tools_prefix|>", "apertus"),
     ("<|START_ACTION|>", "cohere_command3"),
@@ -213,12 +221,16 @@ def choose_tool_format(chat_template: str, option: str | None) -> ToolFormat:
         name = _ALIASES.get(option, option)
     if name not in TOOL_FORMATS:
         raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {', '.join(tool_call_parser_names())}")
-    if name == "hy_v3" and (suffix := _HUNYUAN_SUFFIX.search(chat_template)):
-        return _hunyuan(suffix.group(1))
-    return TOOL_FORMATS[name]
+    return _hunyuan(hunyuan_suffix(chat_template)) if name == "hy_v3" else TOOL_FORMATS[name]
 
 
-_HUNYUAN_SUFFIX = re.compile(r"<(?:tool_calls?|arg_key|arg_value)(:[^\s>'\"]+)>")
+def hunyuan_suffix(chat_template: str) -> str:
+    """Return the suffix of the names of Hunyuan's tags, such as `:6124c78e`, or "" if there is none."""
+    found = _HUNYUAN_SUFFIX.search(chat_template)
+    return found.group(1) if found else ""
+
+
+_HUNYUAN_SUFFIX = re.compile(r"<(?:think|tool_calls?|arg_key|arg_value)(:[^\s>'\"]+)>")
 
 
 def tool_call_parser_names() -> list[str]:

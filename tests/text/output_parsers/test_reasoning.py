@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -50,7 +51,11 @@ def parse(reader: ReasoningParser, *pieces: str) -> tuple[str, str]:
     return whole.reasoning, whole.content
 
 
-@pytest.mark.parametrize("form", REASONING_FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form",
+    [form for form in REASONING_FORMATS.values() if form.name != "minimax_m2_append_think"],
+    ids=lambda form: form.name,
+)
 def test_a_forced_end_leads_to_the_answer(form: ReasoningFormat) -> None:
     end = form.forced_end or form.ends[0]
     reader = with_reasoning(form, "<|start|>assistant" if form.forced_end else PROMPT, PlainParser())
@@ -70,6 +75,11 @@ GOLDEN = [
     ("qwen3", PROMPT, "<think>Hm. 1 </ 2 </thin", ("Hm. 1 </ 2 </thin", "")),
     ("qwen3", PROMPT, "<think>Hm. </think>", ("Hm.", "")),
     ("qwen3", PROMPT, "<think>a</think>b</think>c<think>d</think>", ("a", "b</think>c<think>d</think>")),
+    ("k2_horizon", f"{PROMPT}<ifm|think_fast>", "Hm.</ifm|think_fast>\nFour.", ("Hm.", "Four.")),
+    ("hy_v4", PROMPT, "<think>Hm.</think>Four.", ("Hm.", "Four.")),
+    ("kimi_k3", f"{PROMPT}<|open|>think<|sep|>",
+     "Hm.<|close|>think<|sep|><|open|>response<|sep|>Four.<|close|>response<|sep|><|close|>message<|sep|>", ("Hm.", "Four.")),
+    ("kimi_k3", f"{PROMPT}<|open|>response<|sep|>", "Four.<|close|>response<|sep|><|close|>message<|sep|>", ("", "Four.")),
     # The prompt starts or ends the reasoning
     ("deepseek_r1", f"{PROMPT}<think>\n", "Hm.\n</think>\n\nFour.", ("Hm.", "Four.")),
     ("deepseek_r1", f"{PROMPT}<think>", "<think>\nHm.</think>Four.", ("Hm.", "Four.")),
@@ -138,8 +148,8 @@ def test_tool_calls_are_recognised_only_after_the_reasoning() -> None:
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-MARKED = [name for name in REASONING_FORMATS if name != "openai_gptoss"]
-"""All but harmony, which has a parser of its own (test_harmony.py)."""
+MARKED = [name for name in REASONING_FORMATS if name not in ("openai_gptoss", "minimax_m2_append_think")]
+"""All but harmony (test_harmony.py) and the one that leaves the reasoning where it is: they have parsers of their own."""
 
 MARKS = sorted(
     {
@@ -179,7 +189,7 @@ def test_random_reasoning_and_answers_are_returned(
     marks = [*form.begins, *form.ends, *form.answer_begins, *form.answer_ends]
     if any(mark in reasoning + answer for mark in marks):
         return
-    around = [("", ""), *zip(form.answer_begins, form.answer_ends or ("",) * len(form.answer_begins), strict=True)]
+    around = [("", ""), *itertools.product(form.answer_begins, form.answer_ends or ("",))]
     before, after = data.draw(st.sampled_from(around))
     text = f"{'' if begun else form.begins[0]}\n{reasoning}\n{form.ends[0]}\n\n{before}\n{answer}{after}"
     parsed_reasoning, parsed_answer = parse(parser(name, prompt), *cut(text, data))
@@ -235,3 +245,20 @@ def test_the_option_takes_precedence_over_the_template() -> None:
     assert choose_reasoning_format("<think>", "granite", enabled=False) is None
     with pytest.raises(ConfigError, match=r"set option.reasoning_parser \(.*qwen3"):
         choose_reasoning_format("{{ messages }}", None, enabled=True)
+
+
+def test_hunyuans_marks_have_the_suffix_of_the_template() -> None:
+    chosen = choose_reasoning_format("{{ '<think:6124c78e>' }}", "hy_v4", enabled=None)
+    assert chosen is not None
+    assert (chosen.begins, chosen.ends) == (("<think:6124c78e>",), ("</think:6124c78e>",))
+
+
+def test_reasoning_may_stay_in_the_content() -> None:
+    form = reasoning_format("minimax_m2_append_think")
+    for prompt, content in ((f"{PROMPT}<think>\n", "<think>Hm.</think>So."), (PROMPT, "Hm.</think>So.")):
+        reader = with_reasoning(form, prompt, TaggedCallParser(TOOL_FORMATS["hermes"], {"f": {}}))
+        whole = join([*map(reader.feed, f"Hm.</think>So.{CALL}"), reader.finish()])
+        assert (whole.reasoning, whole.content) == ("", content)
+        assert [call.name for call in whole.tool_calls if call.name] == ["f"]
+    reader = with_reasoning(form, f"{PROMPT}<think>", PlainParser())
+    assert reader.finish() == MessageDelta("<think>")

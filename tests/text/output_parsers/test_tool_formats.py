@@ -26,6 +26,7 @@ from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS, choose_t
         ("<function_calls>\n", "olmo3"),
         ("<tool_call>{{ name }}<tool_sep>", "hy_v3"),
         ("<ifm|tool_calls>\n<ifm|tool_call>", "k2_horizon"),
+        ("<|open|>tools<|sep|>", "kimi_k3"),
         ("<|tools_prefix|>[", "apertus"),
         ("<|START_ACTION|>[", "cohere_command3"),
         ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
@@ -89,4 +90,4 @@ def test_hunyuans_tags_have_the_suffix_of_the_template() -> None:
         form = choose_tool_format(template, "hy_v4")
         assert form.tags[0].close == "</tool_call:6124c78e>"
         assert form.named.parameter == "<arg_key:6124c78e>"
-    assert choose_tool_format("<tool_call>", "hy_v4") is TOOL_FORMATS["hy_v3"]
+    assert choose_tool_format("<tool_call>", "hy_v4") == TOOL_FORMATS["hy_v3"]

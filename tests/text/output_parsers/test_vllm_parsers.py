@@ -1,4 +1,4 @@
-"""Tool calls are read as vLLM's own parsers read them, whole and in pieces."""
+"""Tool calls and reasoning are read as vLLM's own parsers read them, whole and in pieces."""
 
 # ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
 
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from parsed_messages import cut, parse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
+from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, with_reasoning
 from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
@@ -99,6 +101,14 @@ def minicpm(name: str, arguments: Arguments) -> str:
     return f'<function name="{name}">{parameters}</function>\n'
 
 
+def kimi(name: str, arguments: Arguments) -> str:
+    pairs = "".join(
+        f'<|open|>argument key="{key}" type="{type_of(value)}"<|sep|>{written(value)}<|close|>argument<|sep|>'
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{pairs}<|close|>call<|sep|>'
+
+
 RENDERS: list[tuple[str, str, Render]] = [
     ("deepseek_v41", "", lambda calls: joined(calls, "<｜DSML｜ calls>\n", dsml, "</｜DSML｜ calls>")),
     ("apertus", "", lambda calls: (
@@ -106,6 +116,9 @@ RENDERS: list[tuple[str, str, Render]] = [
     )),
     ("plamo3", "", lambda calls: joined(
         calls, "<|plamo:begin_tool_requests:plamo|>", plamo, "<|plamo:end_tool_requests:plamo|>"
+    )),
+    ("kimi_k3", "", lambda calls: joined(
+        calls, "<|open|>tools<|sep|>", kimi, "<|close|>tools<|sep|><|close|>message<|sep|>"
     )),
     ("minicpm5", "", lambda calls: joined(calls, "", minicpm, "")),
     ("k2_horizon", "", lambda calls: joined(calls, "<ifm|tool_calls>", named("ifm|", "", ""), "</ifm|tool_calls>")),
@@ -119,19 +132,25 @@ RENDERS: list[tuple[str, str, Render]] = [
 ]  # fmt: skip
 
 
-def vllms(name: str, suffix: str) -> Callable[[str], tuple[str, list[Call]]]:
-    """Return a function that lets vLLM's parser read a text."""
+def vllms_tokenizer(marks: list[str]) -> Any:
+    """Return a byte-level tokenizer for vLLM, with `marks` as special tokens."""
     from transformers import PreTrainedTokenizerFast
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(sorted(alphabet))}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(marks)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]  # not typed
+
+
+def vllms(name: str, suffix: str) -> Callable[[str], tuple[str, list[Call]]]:
+    """Return a function that lets vLLM's parser read a text."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
     tags = ("tool_calls", "tool_call", "arg_key", "arg_value")
-    tokenizer.add_special_tokens([f"<{slash}{tag}{suffix}>" for tag in tags for slash in ("", "/")])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]  # not typed
+    tokenizer = vllms_tokenizer([f"<{slash}{tag}{suffix}>" for tag in tags for slash in ("", "/")])
     tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
     request = ChatCompletionRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": tools}
@@ -139,7 +158,7 @@ def vllms(name: str, suffix: str) -> Callable[[str], tuple[str, list[Call]]]:
     parser = ToolParserManager.get_tool_parser(name)
 
     def read(text: str) -> tuple[str, list[Call]]:
-        found = parser(wrapped, request.tools).extract_tool_calls(text, request)
+        found = parser(tokenizer, request.tools).extract_tool_calls(text, request)
         calls = [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
         return (found.content or "").strip(), calls
 
@@ -166,5 +185,45 @@ def test_calls_are_read_as_vllm_reads_them(name: str, suffix: str, render: Rende
         assert theirs[0] == ("" if name == "minicpm5" else before)  # vLLM drops what MiniCPM5 writes before a call
         assert parse(TaggedCallParser(form, schemas), *cut(text, data)) == message
         assert parse(TaggedCallParser(form, schemas), *text) == message
+
+    compare()
+
+
+REASONING = [
+    ("hy_v3", "<think>", "</think>"),
+    ("hy_v4", "<think>", "</think>"),
+    ("hy_v4", "<think:6124c78e>", "</think:6124c78e>"),
+    ("k2_horizon", "<ifm|think>", "</ifm|think>"),
+    ("kimi_k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("minimax_m2_append_think", "<think>", "</think>"),
+]
+
+
+@pytest.mark.needs("vllm")
+@pytest.mark.filterwarnings("ignore")  # of vLLM's own libraries
+@pytest.mark.parametrize(("name", "begin", "end"), REASONING)
+def test_reasoning_is_read_as_vllm_reads_it(name: str, begin: str, end: str) -> None:
+    """vLLM does not get the prompt, which ends with the mark that begins the reasoning, and keeps white space."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.reasoning import ReasoningParserManager
+
+    request = ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "?"}]})
+    theirs = ReasoningParserManager.get_reasoning_parser(name)(
+        vllms_tokenizer([begin, end]), chat_template_kwargs={"reasoning_effort": "high"}
+    )
+    form = choose_reasoning_format(begin, name, enabled=True)
+    assert form is not None
+    wrap = "<|open|>response<|sep|>{}<|close|>response<|sep|><|close|>message<|sep|>" if name == "kimi_k3" else "{}"
+
+    @given(WORDS, WORDS, st.data())
+    def compare(reasoning: str, answer: str, data: st.DataObject) -> None:
+        text = f"{reasoning}\n{end}\n{wrap.format(answer)}"
+        assert form is not None
+        for pieces in ([text], cut(text, data), list(text)):
+            reader = with_reasoning(form, begin, PlainParser())
+            whole = sum(map(reader.feed, pieces), MessageDelta()) + reader.finish()
+            found = theirs.extract_reasoning(text, request)
+            assert (whole.reasoning, whole.content.strip()) == tuple((part or "").strip() for part in found)
+            assert whole.reasoning == ("" if name == "minimax_m2_append_think" else reasoning)
 
     compare()
