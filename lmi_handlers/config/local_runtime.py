@@ -56,6 +56,16 @@ class LocalRuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             read=Path,
         ),
     ] = None
+    faults_file: Annotated[
+        Path | None,
+        Variable(
+            "LMI_LOCAL_RUNTIME_FAULTS",
+            "Let requests fail as this file says, to test clients.",
+            flag="--local-runtime-faults",
+            metavar="FILE",
+            read=Path,
+        ),
+    ] = None
     async_output: Annotated[
         str | None,
         Variable(

@@ -83,6 +83,7 @@ PAGES = {
     "docs/scaling.md": Setting(files=MODEL, replaced={"/models/llama": "model"}),
     "docs/sessions.md": Setting("echo_server"),
     "docs/tgi.md": Setting("echo_server"),
+    "docs/testing-applications.md": Setting(files=MODEL),
     "sagemaker/README.md": Setting(files={"serving.properties": ECHO}, in_repository=("examples", "sagemaker", "docs")),
 }
 LONG = {

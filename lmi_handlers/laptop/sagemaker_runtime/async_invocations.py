@@ -27,6 +27,7 @@ from lmi_handlers.laptop.sagemaker_runtime.container import (
     container_environ,
 )
 from lmi_handlers.laptop.sagemaker_runtime.errors import REGION, ModelError, refusal
+from lmi_handlers.laptop.sagemaker_runtime.faults import Fault
 from lmi_handlers.laptop.sagemaker_runtime.notifications import Topic, timestamp
 from lmi_handlers.laptop.sagemaker_runtime.storage import parse_folder, read_input
 from lmi_handlers.model_files.s3_url import S3Url
@@ -51,6 +52,7 @@ class AsyncInvocation(msgspec.Struct, frozen=True, kw_only=True):
     custom_attributes: str | None
     body: bytes | None
     location: S3Url | None
+    fault: Fault
     received: datetime
     expires: float
     time_limit: int
@@ -140,7 +142,7 @@ def _call_container(invocation: AsyncInvocation) -> ContainerCall:
         environ = container_environ(
             client | {"gunicorn.socket": NoClient()}, "InvokeEndpointAsync", invocation.accept, deadline
         )
-    return ContainerCall(app, invocation.endpoint, environ, deadline, source="model")
+    return ContainerCall(invocation.fault.around(app.wsgi_app), invocation.endpoint, environ, deadline, source="model")
 
 
 def _result(invocation: AsyncInvocation, outcome: dict[str, Any]) -> dict[str, Any]:

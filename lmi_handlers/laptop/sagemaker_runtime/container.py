@@ -14,12 +14,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flask import Flask, Response, current_app, request
+from flask import Flask, Response, current_app, g, request
 from werkzeug.datastructures import Headers
 
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 from lmi_handlers.laptop.sagemaker_runtime.errors import TIMED_OUT, ModelError
+from lmi_handlers.laptop.sagemaker_runtime.faults import NO_FAULT, Fault, TimeLimitExceeded, WsgiApp
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.inner_request import SAGEMAKER_HEADERS, inner_environ
 
@@ -33,10 +34,6 @@ _RENAMED = {"x-amzn-sagemaker-session-id": PREFIX + "New-Session-Id"}
 _TCP_ESTABLISHED, _TCP_CLOSE = 1, 7  # in the first byte of Linux's struct tcp_info
 
 logger = logging.getLogger(__name__)
-
-
-class TimeLimitExceeded(Exception):
-    """The container did not finish within its time limit."""
 
 
 class ContainerTimeLimit:
@@ -62,13 +59,20 @@ class ContainerCall:
     """
 
     def __init__(
-        self, app: Flask, endpoint: str, environ: dict[str, Any], deadline: ContainerTimeLimit, source: str = "primary"
+        self,
+        container: WsgiApp,
+        endpoint: str,
+        environ: dict[str, Any],
+        deadline: ContainerTimeLimit,
+        source: str = "primary",
     ) -> None:
         self._endpoint = endpoint
         self._deadline = deadline
         self._source = source
         try:
-            self._response = Response.from_app(app.wsgi_app, environ)  # waits for the first chunk
+            self._response = Response.from_app(container, environ)  # waits for the first chunk
+        except TimeLimitExceeded as error:
+            raise self._error(0, TIMED_OUT) from error
         except Exception as error:
             logger.exception("the container did not complete its response")
             raise self._error(500, None) from error
@@ -115,7 +119,13 @@ def call_container(
 ) -> ContainerCall:
     """Pass the request that Flask is handling to the container. Raises `ModelError`."""
     environ = container_environ(request.environ, api, accept, deadline, path)
-    return ContainerCall(_app(), endpoint, environ, deadline)
+    return ContainerCall(current_fault().around(_app().wsgi_app), endpoint, environ, deadline)
+
+
+def current_fault() -> Fault:
+    """Return the fault of the request that Flask is handling."""
+    fault: Fault = g.get("lmi_fault", NO_FAULT)
+    return fault
 
 
 def _app() -> Flask:

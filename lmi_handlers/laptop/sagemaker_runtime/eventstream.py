@@ -66,6 +66,16 @@ def model_stream_error(code: str, message: str) -> bytes:
     return encode_message(headers, json.dumps({"Message": message, "ErrorCode": code}).encode())
 
 
+def internal_stream_failure(message: str) -> bytes:
+    """Frame an `InternalStreamFailure`, which ends the stream."""
+    headers = {
+        ":exception-type": "InternalStreamFailure",
+        ":content-type": "application/json",
+        ":message-type": "exception",
+    }
+    return encode_message(headers, json.dumps({"Message": message}).encode())
+
+
 def split_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Cut a stream at awkward places, as AWS may do. The bytes stay the same, and the same chunks get the same cuts.
 

@@ -18,6 +18,7 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import (
     REQUEST_TTL,
     check_headers,
 )
+from lmi_handlers.laptop.sagemaker_runtime.container import current_fault
 from lmi_handlers.laptop.sagemaker_runtime.errors import validation_error
 from lmi_handlers.laptop.sagemaker_runtime.storage import parse_input
 
@@ -72,6 +73,7 @@ def _accepted(endpoint: str) -> AsyncInvocation:
         custom_attributes=headers.get(PREFIX + "Custom-Attributes"),
         body=body if given is None else None,
         location=location,
+        fault=current_fault(),
         received=datetime.now(timezone.utc),
         expires=time.monotonic() + REQUEST_TTL.seconds(headers, _DEFAULT_TTL),
         time_limit=INVOCATION_TIMEOUT.seconds(headers, _DEFAULT_TIMEOUT),

@@ -12,11 +12,11 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import INVOKE_STREAM, PRE
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     ContainerCall,
     ContainerTimeLimit,
-    TimeLimitExceeded,
     answer_headers,
     call_container,
 )
 from lmi_handlers.laptop.sagemaker_runtime.errors import TIMED_OUT
+from lmi_handlers.laptop.sagemaker_runtime.faults import ServiceFailure, TimeLimitExceeded
 
 PART_SIZE = 65536
 """Maximum bytes per `PayloadPart`. AWS documents no number, only that a part may end anywhere."""
@@ -53,6 +53,8 @@ class InvokeEndpointWithResponseStream:
                     yield eventstream.payload_part(chunk[start : start + PART_SIZE])
         except TimeLimitExceeded:
             yield eventstream.model_stream_error("ModelInvocationTimeExceeded", TIMED_OUT)
+        except ServiceFailure:
+            yield eventstream.internal_stream_failure("An internal failure occurred.")
         except Exception:
             logger.exception("the container did not complete its stream")
             message = "The connection to container primary was closed before its response was complete."

@@ -19,11 +19,11 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import COMPONENT, INVOKE,
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     ContainerCall,
     ContainerTimeLimit,
-    TimeLimitExceeded,
     answer_headers,
     call_container,
 )
 from lmi_handlers.laptop.sagemaker_runtime.errors import TIMED_OUT, ModelError, ServiceError
+from lmi_handlers.laptop.sagemaker_runtime.faults import TimeLimitExceeded
 
 _CONTAINER_PATH = "/v1/chat/completions"
 _EVENTS = "text/event-stream"

@@ -14,21 +14,28 @@ Sources: the API reference of the SageMaker runtime, botocore's service model, a
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.laptop.sagemaker_runtime.access_keys import read_access_keys
 from lmi_handlers.laptop.sagemaker_runtime.async_invocations import AsyncInvocations
 from lmi_handlers.laptop.sagemaker_runtime.bodies import check_length, read_body
 from lmi_handlers.laptop.sagemaker_runtime.constraints import ENDPOINT_NAME
 from lmi_handlers.laptop.sagemaker_runtime.container import INVOKE_TIME_LIMIT, STREAM_TIME_LIMIT
-from lmi_handlers.laptop.sagemaker_runtime.errors import ACCOUNT, ServiceError, validation_error
+from lmi_handlers.laptop.sagemaker_runtime.errors import ACCOUNT, ServiceError, refusal, validation_error
+from lmi_handlers.laptop.sagemaker_runtime.faults import Fault, FaultsFile
 from lmi_handlers.laptop.sagemaker_runtime.invoke import InvokeEndpoint
 from lmi_handlers.laptop.sagemaker_runtime.invoke_async import InvokeEndpointAsync
 from lmi_handlers.laptop.sagemaker_runtime.invoke_stream import InvokeEndpointWithResponseStream
 from lmi_handlers.laptop.sagemaker_runtime.openai import OpenAIChat, error_response
 
 _BEARER = "bearer "
+_OPERATIONS = {
+    "local_runtime.invoke_endpoint": "InvokeEndpoint",
+    "local_runtime.invoke_endpoint_with_response_stream": "InvokeEndpointWithResponseStream",
+    "local_runtime.invoke_endpoint_async": "InvokeEndpointAsync",
+}
 
 
 def check_local_runtime(settings: LocalRuntimeSettings) -> None:
@@ -37,6 +44,8 @@ def check_local_runtime(settings: LocalRuntimeSettings) -> None:
         read_access_keys(settings.keys_file)
     if settings.async_output is not None:
         AsyncInvocations(settings, workers=1)
+    if settings.faults_file is not None:
+        FaultsFile(settings.faults_file).check()
 
 
 def local_runtime(
@@ -71,10 +80,11 @@ def local_runtime(
 
 
 class _Admission:
-    """Checks of AWS for all operations: the signature, the endpoint's name and the size of the body."""
+    """Checks of AWS for all operations: the signature, the endpoint's name and the size of the body. Then the fault."""
 
     def __init__(self, settings: LocalRuntimeSettings) -> None:
         self._endpoint_name = settings.endpoint_name
+        self._faults = None if settings.faults_file is None else FaultsFile(settings.faults_file)
         self._signatures = None
         if settings.keys_file is not None:
             keys = read_access_keys(settings.keys_file)
@@ -96,6 +106,15 @@ class _Admission:
         ENDPOINT_NAME.check(endpoint)
         if self._endpoint_name not in (None, endpoint):
             raise validation_error(f"Endpoint {endpoint} of account {ACCOUNT} not found.")
+        if self._faults is not None:
+            g.lmi_fault = self._take_fault(self._faults)
+            g.lmi_fault.admit()
+
+    def _take_fault(self, faults: FaultsFile) -> Fault:
+        try:
+            return faults.take(_OPERATIONS.get(request.endpoint or "", ""))
+        except ConfigError as error:
+            raise refusal(500, "InternalFailure", str(error)) from error
 
 
 def _refuse(endpoint: str) -> Response:

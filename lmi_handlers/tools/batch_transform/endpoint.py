@@ -85,14 +85,6 @@ class ServerClient:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def is_ready(self) -> bool:
-        """True if `/ping` is answered with 200."""
-        try:
-            answer, _ = self._try("GET", "/ping", None, {}, 0, timeout=_PING_SECONDS)
-        except Unreachable:
-            return False
-        return answer.status == http.HTTPStatus.OK
-
     def execution_parameters(self) -> ExecutionParameters:
         """Return what the server says about itself, or SageMaker's defaults if it does not say.
 

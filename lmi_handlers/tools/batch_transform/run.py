@@ -17,10 +17,10 @@ from lmi_handlers.core.terminal import show_error
 from lmi_handlers.model_files.storage import Folder
 from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
 from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
-from lmi_handlers.tools.batch_transform.own_server import own_server
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
 from lmi_handlers.tools.batch_transform.storage import InputFile, find_inputs, open_folder
 from lmi_handlers.tools.batch_transform.transform import Transform
+from lmi_handlers.tools.client.own_server import own_server
 
 
 def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None, choices: Choices) -> NoReturn:

@@ -21,6 +21,7 @@ from paths import ROOT
 from playwright.sync_api import Browser, FilePayload, Page, expect
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
+from waiting import wait_until
 
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
@@ -169,6 +170,7 @@ def test_each_of_several_calls_of_tools_gets_its_result(server: Server, page: Pa
         )
         expect(page.locator("#results")).to_be_hidden()
         expect(page.locator("#prompt")).to_be_focused()
+        wait_until(lambda: len(proxy.recorded) == 2)  # the page changes before it sends
         assert json.loads(proxy.recorded[-1].sent)["messages"][2:] == results
 
 
