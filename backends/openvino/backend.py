@@ -16,7 +16,7 @@ from backends.openvino.gguf import convert_gguf
 from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
-from backends.openvino.precision import INTEGERS, choose_precision, multiplies_integers
+from backends.openvino.precision import FLOATS, INTEGERS, MIXED, choose_precision, multiplies_integers
 from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
@@ -31,6 +31,9 @@ from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
+
+_FORMS = {FLOATS: "", MIXED: "-mixed", INTEGERS: "-integer"}
+"""The end of a conversion's name in the cache."""
 
 
 class OpenVinoBackend(PagedBackend):
@@ -50,7 +53,7 @@ class OpenVinoBackend(PagedBackend):
         DECLARATION.check_choices(properties)
         method = properties.quantize
         dtype, reason = choose_precision(properties, header)
-        if (integers := dtype == INTEGERS) and multiplies_integers() is False:
+        if dtype == INTEGERS and multiplies_integers() is False:
             logger.warning(
                 "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",
                 extra={"dtype": dtype},
@@ -68,16 +71,16 @@ class OpenVinoBackend(PagedBackend):
                 quantize(exact, exact.with_stem("quantised"), method)
                 for suffix in (".xml", ".bin"):
                     exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
-            if integers:
-                use_integers(partial / MODEL_NAME)
+            if dtype != FLOATS:
+                use_integers(partial / MODEL_NAME, but_for_longest=dtype == MIXED)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "") + "-integer" * integers
+        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "") + _FORMS[dtype]
         tools = converter(trust_remote_code=properties.trust_remote_code)
         folder = convert_once(model.cache / name, convert, report, converter=tools)
         report(LoadPhase.COMPILING)
-        compile_again = functools.partial(compile_model, folder / MODEL_NAME, INTEGER if integers else EXACT)
+        compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT if dtype == FLOATS else INTEGER)
         compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(

@@ -22,6 +22,7 @@ import openvino
 import openvino_genai
 from openvino import opset13
 
+from backends.openvino.integer import unpack
 from backends.openvino.model import MODEL_NAME
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
@@ -107,11 +108,7 @@ def _quants(multiply: openvino.Node) -> npt.NDArray[np.uint8] | None:
     constant = subtract.input_value(0).get_node().input_value(0).get_node()
     if constant.get_type_name() != "Constant" or len(constant.shape) != 3:
         return None
-    stored: npt.NDArray[np.uint8] = constant.data.view(np.uint8)
-    if constant.get_element_type() == openvino.Type.u4:
-        stored = np.stack([stored & 15, stored >> 4], axis=-1)
-    quants: npt.NDArray[np.uint8] = stored.reshape(constant.shape)
-    return quants
+    return unpack(constant)
 
 
 def _dequantised(
