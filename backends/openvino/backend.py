@@ -16,7 +16,7 @@ from backends.openvino.gguf import convert_gguf
 from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
-from backends.openvino.precision import FLOATS, INTEGERS, MIXED, choose_precision, multiplies_integers
+from backends.openvino.precision import FLOATS, INTEGERS, MIXED, choose_precision
 from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
@@ -53,11 +53,8 @@ class OpenVinoBackend(PagedBackend):
         DECLARATION.check_choices(properties)
         method = properties.quantize
         dtype, reason = choose_precision(properties, header)
-        if dtype == INTEGERS and multiplies_integers() is False:
-            logger.warning(
-                "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",
-                extra={"dtype": dtype},
-            )
+        if properties.dtype == "int8" and dtype == FLOATS:
+            logger.warning("option.dtype: this CPU has no int8 arithmetic; float32 is used", extra={"dtype": dtype})
         logger.info("dtype selected", extra={"dtype": dtype, "reason": reason})
 
         def convert(partial: Path) -> None:

@@ -29,11 +29,14 @@ def choose_precision(properties: ServingProperties, header: GgufHeader | None) -
     dtype = properties.dtype
     if dtype in ("fp16", "bf16"):
         return FLOATS, f"openvino does not compute in {dtype}"
-    if dtype != "auto":
-        return (INTEGERS if dtype == "int8" else FLOATS), "set by option.dtype"
+    if dtype == "fp32":
+        return FLOATS, "set by option.dtype"
+    capable = multiplies_integers()
+    if dtype == "int8" and capable is not False:
+        return INTEGERS, "set by option.dtype"
     if not properties.quantize and (header is None or not header.quantised_types):
         return FLOATS, "the weights are not quantised"
-    if not multiplies_integers():
+    if not capable:
         return FLOATS, "this CPU has no instructions for int8 (VNNI or AMX)"
     return MIXED, "the weights are quantised, and this CPU has instructions for int8; option.dtype=fp32 is exact"
 

@@ -172,7 +172,9 @@ def header(kind: str) -> GgufHeader:
         ("auto", None, None, True, "float32"),
         ("fp32", None, "Q4_1", True, "float32"),
         ("bf16", None, "Q4_1", True, "float32"),
-        ("int8", None, "Q4_1", False, "int8"),
+        ("int8", None, "Q4_1", True, "int8"),
+        ("int8", None, "Q4_1", None, "int8"),
+        ("int8", None, "Q4_1", False, "float32"),
     ],
 )
 def test_the_choice(
@@ -199,24 +201,23 @@ def test_lmi_check_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_a_processor_without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
-    assert precision.multiplies_integers() is False
+    for allowed in ("avx2", "AVX512_CORE"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
+        assert precision.multiplies_integers() is False
 
 
-@pytest.mark.parametrize(
-    ("dtype", "computed_in", "name"), [("int8", "int8", "integer"), ("auto", "int8 and float32", "mixed")]
-)
-def test_a_backend_with_integers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any, computed_in: str, name: str
-) -> None:
-    monkeypatch.setattr(precision, "multiplies_integers", lambda: True)
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
+    """In float32, on a CPU without instructions for integers."""
     file = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
     folder = prepare_gguf(file, tmp_path, lambda phase: None)
     files = ModelFiles(path=folder, gguf_file=file, cache=folder, eos_token_ids=(2,), vocab_size=12)
     properties = serving_properties(quantize="int8", dtype=dtype, max_rolling_batch_size=2)
+    chosen, _ = choose_precision(properties, None)
     backend = OpenVinoBackend.load(files, properties, lambda phase: None)
     backend.close()
-    assert backend.capabilities.dtype == computed_in
+    assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    [ir] = folder.glob(f"openvino-*-int8-{name}/")
-    assert {*zero_points(ir / MODEL_NAME)} == {"u8"}
+    form = {"int8": "-integer", "int8 and float32": "-mixed", "float32": ""}[chosen]
+    [ir] = folder.glob(f"openvino-*-int8{form}/")
+    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form else set())
