@@ -74,7 +74,8 @@ def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:
     stored: npt.NDArray[np.uint8] = constant.data.view(np.uint8)
     if constant.get_element_type() == openvino.Type.u4:
         stored = np.stack([stored & 15, stored >> 4], axis=-1)
-    return stored.reshape(constant.shape)
+    integers: npt.NDArray[np.uint8] = stored.reshape(constant.shape)
+    return integers
 
 
 class _Weights(NamedTuple):
