@@ -26,6 +26,7 @@ TASKS = (
     "sentence-similarity",
     "image-classification",
     "audio-classification",
+    "automatic-speech-recognition",
 )
 """Values of `option.task`, under the names of the transformers library. A `*` stands for a language."""
 
@@ -37,6 +38,7 @@ _ENDINGS = {
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
     "ForAudioClassification": "audio-classification",
+    "WhisperForConditionalGeneration": "automatic-speech-recognition",
     "ForConditionalGeneration": "text2text-generation",
     "MTModel": "text2text-generation",
     "EncoderDecoderModel": "text2text-generation",

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
@@ -49,7 +50,9 @@ class Handler:
         """Send the messages that answer a batch. Of all that the code may raise, only `MustBeReplaced` ends the process."""
         call = Call(batch, self._code.function)
         try:
-            call.accept(self.call(call.input, adapter_function(batch, self._code)))
+            inputs = call.input
+            inputs.is_aborted = partial(connection.is_aborted, batch.number)
+            call.accept(self.call(inputs, adapter_function(batch, self._code)))
             if call.stream is None:
                 connection.send(*call.whole())
             else:

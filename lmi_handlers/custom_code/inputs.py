@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lmi_handlers.custom_code import ndlist
@@ -48,6 +48,8 @@ class Input:
         self.content = PairList()
         for key, value in parts:
             self.content.add(key, value)
+        self.is_aborted: Callable[[], bool] = lambda: False
+        """Tells functions of ours whether nobody waits for the answers any more."""
         self._batch: list[Input] | None = None
 
     @classmethod

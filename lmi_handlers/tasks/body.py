@@ -16,6 +16,9 @@ from lmi_handlers.tasks.task import MAX_ITEMS, Parameters, Task
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
+FORM = "multipart/form-data"
+"""The parts `inputs`, a file, and `parameters`, JSON: how our APIs ask a task that reads files."""
+
 _MAX_VALUES = 10_000
 """Values in a JSON body. `MAX_ITEMS` texts with their parameters need a fraction of it."""
 
@@ -61,6 +64,8 @@ def _decode(request: Input, *, reads_files: bool) -> object:
         return _decode_json(data)
     if kind.startswith(("image/", "audio/")) or kind == _BYTES:
         return {"inputs": data}
+    if reads_files and kind == FORM:
+        return {name: read(request, name) for name, read in _PARTS.items() if request.contains_key(name)}
     try:
         if kind == "text/plain":
             return {"inputs": [request.get_as_string()]}
@@ -71,6 +76,17 @@ def _decode(request: Input, *, reads_files: bool) -> object:
     raise UnsupportedMediaType(
         f"content type {kind[:100]} is not supported: use {_JSON}, text/csv, text/plain or the file's"
     )
+
+
+def _part(request: Input, name: str) -> object:
+    return request.get_as_bytes(name)
+
+
+def _json_part(request: Input, name: str) -> object:
+    return _decode_json(request.get_as_bytes(name))
+
+
+_PARTS = {"inputs": _part, "parameters": _json_part}
 
 
 def _decode_json(data: bytes) -> object:

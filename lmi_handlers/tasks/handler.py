@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -40,12 +40,14 @@ _LOCATIONS = {
     "sentence-similarity": "lmi_handlers.tasks.features:SentenceSimilarity",
     "image-classification": "lmi_handlers.tasks.media:ImageClassification",
     "audio-classification": "lmi_handlers.tasks.media:AudioClassification",
+    "automatic-speech-recognition": "lmi_handlers.tasks.speech:SpeechRecognition",
 }
 
 _POISONED = "CUDA error"
 """After such an error, no further computation in the same process succeeds."""
 
 _CSV = "text/csv"
+_LINES = "application/jsonlines"
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class TaskHandler:
             self._task = _load_task(self._code, int(inputs.get_property("device_id") or -1))
             return None
         requests = inputs.get_batches()
+        self._task.is_unwanted = inputs.is_aborted
         answers: dict[int, Outcome] = {}
         groups: dict[bytes, dict[int, Body]] = {}
         for place, request in enumerate(requests):
@@ -88,6 +91,11 @@ def _answer(task: Task, requests: list[Input], group: dict[int, Body]) -> dict[i
     items = [item for body in group.values() for item in body.items]
     parameters = next(iter(group.values())).parameters
     try:
+        streams = {place: task.stream(body.items, parameters) for place, body in group.items()}
+        if len(requests) == 1 and (stream := streams[0]) is not None:
+            return {0: Output().add_property("Content-Type", _LINES).add_stream_content(stream, _line)}
+        if None not in streams.values():  # a batch cannot stream
+            return {place: _joined(stream) for place, stream in streams.items() if stream is not None}
         results = iter(task.run(items, parameters))
         return {
             place: _output(task, requests[place], body, [next(results) for _ in body.items])
@@ -101,6 +109,14 @@ def _answer(task: Task, requests: list[Input], group: dict[int, Body]) -> dict[i
         logger.warning("a batch failed; its requests are tried one by one", extra={"cause": str(error)})
     alone = (_answer(task, requests, {place: body}) for place, body in group.items())
     return {place: answer for answers in alone for place, answer in answers.items()}
+
+
+def _joined(stream: Iterator[object]) -> Output:
+    return Output().add(b"".join(map(_line, stream))).add_property("Content-Type", _LINES)
+
+
+def _line(item: object) -> bytes:
+    return msgspec.json.encode(item) + b"\n"
 
 
 def _read(request: Input, task: Task) -> Body | Exception:

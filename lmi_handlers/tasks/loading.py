@@ -41,6 +41,15 @@ def load_text_model(path: Path, properties: ServingProperties, auto_class: Calla
     return model, tokenizer
 
 
+def load_processor(kind: Any, path: Path, properties: ServingProperties) -> Any:
+    """Return the model's preprocessor of class `kind`. Raises `ConfigError`."""
+    try:
+        return kind.from_pretrained(path, trust_remote_code=properties.trust_remote_code)
+    except (ImportError, KeyError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"option.model_id: the preprocessor in {path} cannot be loaded: {reason}") from error
+
+
 def make_pipeline(task: str, model: Any, **processors: Any) -> Any:
     """Return the library's pipeline for a loaded model."""
     placed = getattr(model, "hf_device_map", None) is not None

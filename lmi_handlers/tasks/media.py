@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import io
 import math
-import wave
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 from transformers import (
     AutoFeatureExtractor,
@@ -23,10 +19,11 @@ from backends.image_decoder import MODULE, decode_image
 from backends.limited_process import LimitedProcess
 from backends.transformers.loading import load_model
 from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ImageSource
 from lmi_handlers.media.images import ImageLoader, image_loader
-from lmi_handlers.tasks.loading import make_pipeline
+from lmi_handlers.tasks.loading import load_processor, make_pipeline
+from lmi_handlers.tasks.sounds import SoundReader
 from lmi_handlers.tasks.task import MAX_ROWS, Parameters, Task
 
 MAX_SECONDS = 60
@@ -55,7 +52,7 @@ class ImageClassification(Task):
 
     @classmethod
     def load(cls, name: str, path: Path, properties: ServingProperties) -> Task:  # noqa: ARG003  one task
-        processor = _load_processor(AutoImageProcessor, path, properties)
+        processor = load_processor(AutoImageProcessor, path, properties)
         model = load_model(path, properties, lambda _config: AutoModelForImageClassification)
         return cls(model, processor, image_loader(properties))
 
@@ -72,23 +69,23 @@ class ImageClassification(Task):
 
 
 class AudioClassification(Task):
-    """Labels sounds: a WAV file as the body, or base64 in JSON."""
+    """Labels sounds: a file as the body, or base64 in JSON."""
 
     parameters = MediaParameters
     reads_files = True
 
     def __init__(self, model: Any, extractor: Any) -> None:
         self._pipeline = make_pipeline("audio-classification", model, feature_extractor=extractor)
-        self._rate = int(extractor.sampling_rate)
+        self._reader = SoundReader(int(extractor.sampling_rate), MAX_SECONDS)
 
     @classmethod
     def load(cls, name: str, path: Path, properties: ServingProperties) -> Task:  # noqa: ARG003  one task
-        extractor = _load_processor(AutoFeatureExtractor, path, properties)
+        extractor = load_processor(AutoFeatureExtractor, path, properties)
         return cls(load_model(path, properties, lambda _config: AutoModelForAudioClassification), extractor)
 
     def items(self, inputs: object) -> tuple[list[Any], bool]:
         given = inputs if isinstance(inputs, list) else [inputs]
-        return [read_wav(_as_bytes(item), self._rate) for item in given], given is not inputs
+        return self._reader.read(given), given is not inputs
 
     def run(self, items: list[Any], parameters: Parameters) -> list[Any]:
         """Sounds of one length share a forward pass. Not all models have a mask for padding."""
@@ -103,47 +100,6 @@ class AudioClassification(Task):
         return results
 
 
-def read_wav(data: bytes, rate: int) -> np.ndarray[Any, Any]:
-    """Return the samples of a WAV file as float32 from -1 to 1, all channels averaged. Raises `InvalidRequest`."""
-    try:
-        with wave.open(io.BytesIO(data)) as file:
-            found, width, channels, frames = (
-                file.getframerate(),
-                file.getsampwidth(),
-                file.getnchannels(),
-                file.getnframes(),
-            )
-            if found != rate:
-                raise InvalidRequest(f"is sampled at {found} Hz; the model needs {rate} Hz", field="inputs")
-            if frames > MAX_SECONDS * rate:
-                raise InvalidRequest(
-                    f"is {frames / rate:.0f} s long; at most {MAX_SECONDS} s are possible", field="inputs"
-                )
-            raw = file.readframes(frames)
-    except (wave.Error, EOFError, RuntimeError) as error:
-        raise InvalidRequest(
-            f"is not a WAV file of PCM samples ({error or 'it is cut off'})", field="inputs"
-        ) from error
-    samples = _samples(raw[: len(raw) // (width * channels) * width * channels], width)
-    if not samples.size:
-        raise InvalidRequest("has no samples", field="inputs")
-    mono: np.ndarray[Any, Any] = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
-    return mono
-
-
-def _samples(raw: bytes, width: int) -> np.ndarray[Any, Any]:
-    if width not in (1, 2, 3, 4):
-        raise InvalidRequest(f"has samples of {8 * width} bits; 8, 16, 24 and 32 are supported", field="inputs")
-    if width == 1:
-        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
-    if width == 3:
-        padded = np.zeros((len(raw) // 3, 4), np.uint8)
-        padded[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-        return padded.view("<i4")[:, 0].astype(np.float32) / 2**31
-    samples: np.ndarray[Any, Any] = np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
-    return samples
-
-
 def _as_url(item: object) -> str:
     """Return the URL of an image in a body: as it is, or around base64 or bytes."""
     if isinstance(item, bytes):
@@ -151,22 +107,3 @@ def _as_url(item: object) -> str:
     if not isinstance(item, str):
         raise InvalidRequest("must be an image, as base64 or URL, or a list of them", field="inputs")
     return item if item.startswith(_URLS) else f"data:;base64,{item}"
-
-
-def _as_bytes(item: object) -> bytes:
-    if isinstance(item, bytes):
-        return item
-    if not isinstance(item, str):
-        raise InvalidRequest("must be a sound, as base64, or a list of them", field="inputs")
-    try:
-        return base64.b64decode(item, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"is not base64: {error}", field="inputs") from error
-
-
-def _load_processor(kind: Any, path: Path, properties: ServingProperties) -> Any:
-    try:
-        return kind.from_pretrained(path, trust_remote_code=properties.trust_remote_code)
-    except (ImportError, KeyError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"option.model_id: the preprocessor in {path} cannot be loaded: {reason}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -40,6 +40,9 @@ class Task(ABC):
     compact: ClassVar[bool] = False
     """True if answers are written without the line breaks of LMI's, which would take seconds for many numbers."""
 
+    is_unwanted: Callable[[], bool] = staticmethod(lambda: False)
+    """Tells whether nobody waits for the answers to the current batch any more."""
+
     @classmethod
     @abstractmethod
     def load(cls, name: str, path: Path, properties: ServingProperties) -> Task:
@@ -55,6 +58,10 @@ class Task(ABC):
     @abstractmethod
     def run(self, items: list[Any], parameters: Any) -> list[Any]:
         """Return one result per item, as JSON values or numpy's. It may raise anything."""
+
+    def stream(self, items: list[Any], parameters: Any) -> Iterator[Any] | None:  # noqa: ARG002  for overrides
+        """Return the lines of the answer if the parameters ask for a stream."""
+        return None
 
 
 def by_length(

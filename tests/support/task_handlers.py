@@ -6,17 +6,20 @@ import base64
 import io
 import json
 import wave
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tiny_tasks import save_task_model
+from tiny_whisper import save_whisper
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.tasks.handler import Outcome, TaskHandler
-from lmi_handlers.tasks.media import ImageClassification
+from lmi_handlers.tasks.media import AudioClassification, ImageClassification
+from lmi_handlers.tasks.speech import SpeechRecognition
 
 RATE = 16_000
 
@@ -31,7 +34,8 @@ class TaskLoader:
     def __call__(self, name: str, task: str, **changes: Any) -> tuple[TaskHandler, Path]:
         """Return the handler for a model of class `name` and its checkpoint. `changes` are of its configuration."""
         if (name, task) not in self._loaded:
-            path = save_task_model(name, self._directory / f"{name}-{task}", **changes)
+            save = save_whisper if name.startswith("Whisper") else partial(save_task_model, name)
+            path = save(self._directory / f"{name}-{task}", **changes)
             options = ServingProperties(model_id=str(path), task=task)
             handler = TaskHandler(
                 CustomCode(path="", function=task, directory=str(path), properties={}, options=options)
@@ -42,8 +46,11 @@ class TaskLoader:
 
     def close(self) -> None:
         for handler, _ in self._loaded.values():
-            if isinstance(handler._task, ImageClassification):
-                handler._task._decoder.close()
+            match handler._task:
+                case ImageClassification():
+                    handler._task._decoder.close()
+                case AudioClassification() | SpeechRecognition():
+                    handler._task._reader.close()
 
 
 def ask(handler: TaskHandler, *bodies: Any) -> list[Any]:

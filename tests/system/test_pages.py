@@ -21,6 +21,8 @@ from lora import write_adapter
 from paths import ROOT
 from s3_server import S3Server
 from serving import Server
+from task_handlers import wav
+from tiny_whisper import save_whisper, sound
 
 from lmi_handlers.commands.cli import main
 from lmi_handlers.commands.registry import subcommands
@@ -45,7 +47,7 @@ class Setting:
     """
 
     server: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
     s3: Mapping[str, str] | None = None
@@ -88,6 +90,7 @@ PAGES = {
 }
 LONG = {
     "docs/adapters.md": Setting("adapters_server", replaced={"/opt/ml/adapters/": "later/"}),
+    "docs/speech.md": Setting("speech_server", {"speech.wav": wav(sound(2).tobytes())}),
     "docs/tasks.md": Setting("task_server"),
 }
 ELSEWHERE = {"docs/tutorial.md": "test_tutorial.py"}
@@ -129,6 +132,14 @@ def task_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def speech_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = save_whisper(tmp_path_factory.mktemp("speech") / "m")
+    server = Server(directory, "", environ={"OMP_NUM_THREADS": "1"})
+    yield server.wait_ready()
+    server.stop()
+
+
 def with_marks(name: str) -> object:
     marks = [pytest.mark.long] if name in LONG else []
     marks += [pytest.mark.model] if "model_server_once" in PAGES.get(name, Setting()).server else []
@@ -148,7 +159,7 @@ def test_page(
     setting = (PAGES | LONG).get(name, Setting())
     for path, text in setting.files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        (tmp_path / path).write_bytes(text.encode() if isinstance(text, str) else text)
     for path in setting.in_repository:
         (tmp_path / path).symlink_to(ROOT / path)
     environ = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-1"}

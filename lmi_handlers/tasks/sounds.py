@@ -1,0 +1,163 @@
+"""Reads sounds: WAV files of the model's rate directly, all others in a decoder process with limits.
+
+The samples are float32 from -1 to 1, all channels averaged.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.util
+import io
+import wave
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
+from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge, RequestFailed, UnsupportedFeature
+
+MAX_BYTES = 25 << 20
+"""Bytes of a file, as in OpenAI's API."""
+
+MAX_SECONDS = 3600
+"""Length of all sounds of a request, for which 230 MB are needed."""
+
+DECODER = "lmi_handlers.tasks.sound_decoder"
+
+_SECONDS = 5.0
+_SECONDS_PER_SECOND = 0.02
+"""CPU time for decoding: `_SECONDS` plus this per second of sound. The slowest legitimate file takes a third of it."""
+
+Samples = np.ndarray[Any, Any]
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """Decode the file `data` to samples of `rate`. At most `limit` of them, and one more if there are more."""
+
+    data: bytes
+    rate: int
+    limit: int
+
+
+class Decoded(msgspec.Struct, frozen=True, array_like=True):
+    """The `samples`, 16 bits each in the machine's byte order, or the reason why there are none."""
+
+    samples: bytes = b""
+    reason: str = ""
+
+
+class SoundReader:
+    """Reads sounds for a model that takes samples of `rate`: at most `MAX_SECONDS` per request, `longest` per sound."""
+
+    def __init__(self, rate: int, longest: int = MAX_SECONDS) -> None:
+        self.rate = rate
+        self._longest = longest
+        self._decoder = LimitedProcess(DECODER) if importlib.util.find_spec("av") is not None else None
+
+    def close(self) -> None:
+        """End the decoder process."""
+        if self._decoder is not None:
+            self._decoder.close()
+
+    def read(self, files: list[object]) -> list[Samples]:
+        """Return the samples of files, each as bytes or in base64. Raises `InvalidRequest`."""
+        sounds: list[Samples] = []
+        left = MAX_SECONDS * self.rate
+        for file in files:
+            sounds.append(self._read(as_bytes(file), min(left, self._longest * self.rate)))
+            left -= len(sounds[-1])
+        return sounds
+
+    def _read(self, data: bytes, limit: int) -> Samples:
+        if len(data) > MAX_BYTES:
+            raise PayloadTooLarge(f"has {len(data)} bytes; at most {MAX_BYTES} are possible", field="inputs")
+        try:
+            samples = read_wav(data, self.rate, limit)
+        except UnsupportedFeature:
+            if self._decoder is None:
+                raise
+            samples = _decode(Question(data, self.rate, limit), self._decoder)
+        if len(samples) > limit:
+            raise _too_long(limit // self.rate)
+        if not samples.size:
+            raise InvalidRequest("has no samples", field="inputs")
+        return samples
+
+
+def read_wav(data: bytes, rate: int, limit: int) -> Samples:
+    """Return the samples of a WAV file. Raises `InvalidRequest`, or `UnsupportedFeature` if a decoder may read the file."""
+    needs = "others need PyAV on the server, which the extra `audio` installs"
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            found, width, channels, frames = (
+                file.getframerate(),
+                file.getsampwidth(),
+                file.getnchannels(),
+                file.getnframes(),
+            )
+            if found != rate:
+                raise UnsupportedFeature(
+                    f"is sampled at {found} Hz; the model needs {rate} Hz, and {needs}", field="inputs"
+                )
+            if frames > limit:
+                raise _too_long(limit // rate, frames / rate)
+            raw = file.readframes(frames)
+    except (wave.Error, EOFError, RuntimeError) as error:
+        raise UnsupportedFeature(
+            f"is not a WAV file of PCM samples ({error or 'it is cut off'}); {needs}", field="inputs"
+        ) from error
+    samples = _samples(raw[: len(raw) // (width * channels) * width * channels], width)
+    mono: Samples = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    return mono
+
+
+def as_bytes(item: object) -> bytes:
+    """Return the file in a body, which is bytes or base64. Raises `InvalidRequest`."""
+    if isinstance(item, bytes):
+        return item
+    if not isinstance(item, str):
+        raise InvalidRequest("must be a sound, as base64, or a list of them", field="inputs")
+    try:
+        return base64.b64decode(item, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"is not base64: {error}", field="inputs") from error
+
+
+def _decode(question: Question, process: LimitedProcess) -> Samples:
+    seconds = _SECONDS + _SECONDS_PER_SECOND * question.limit / question.rate
+    try:
+        answer = process.ask(msgspec.msgpack.encode(question), seconds=seconds)
+    except Expired as error:
+        raise InvalidRequest("takes too long to decode", field="inputs") from error
+    except Exhausted as error:
+        raise InvalidRequest("takes too much memory to decode", field="inputs") from error
+    except Stalled as error:
+        raise RequestFailed("the sound could not be decoded in time, as the server is busy") from error
+    except Ended as error:
+        raise RequestFailed("the process that decodes sounds has died") from error
+    except RuntimeError as error:
+        raise RequestFailed("the process that decodes sounds does not start") from error
+    decoded = msgspec.msgpack.decode(answer, type=Decoded)
+    if decoded.reason:
+        raise InvalidRequest(decoded.reason, field="inputs")
+    return np.frombuffer(decoded.samples, np.int16).astype(np.float32) / 2**15
+
+
+def _too_long(limit: int, found: float | None = None) -> InvalidRequest:
+    length = "is too long" if found is None else f"is {found:.0f} s long"
+    return InvalidRequest(f"{length}; at most {limit} s are possible", field="inputs")
+
+
+def _samples(raw: bytes, width: int) -> Samples:
+    if width not in (1, 2, 3, 4):
+        raise InvalidRequest(f"has samples of {8 * width} bits; 8, 16, 24 and 32 are supported", field="inputs")
+    if width == 1:
+        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+    if width == 3:
+        padded = np.zeros((len(raw) // 3, 4), np.uint8)
+        padded[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
+        return padded.view("<i4")[:, 0].astype(np.float32) / 2**31
+    samples: Samples = np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
+    return samples

@@ -1,0 +1,139 @@
+"""Sounds: which files are read, and that hostile ones harm nobody."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from facts import says
+from task_handlers import encoded, wav
+
+from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedFeature
+from lmi_handlers.tasks import sounds
+from lmi_handlers.tasks.sounds import SoundReader, read_wav
+
+RATE = 16_000
+FORMATS = [
+    ("flac", "flac", 44_100),
+    ("ogg", "libopus", 48_000),
+    ("mp3", "libmp3lame", 44_100),
+    ("mp4", "aac", 44_100),
+    ("ipod", "aac", 22_050),
+    ("webm", "libopus", 48_000),
+    ("wav", "pcm_f32le", 8_000),
+]
+PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
+
+needs_av = pytest.mark.needs("av")
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[SoundReader]:
+    reader = SoundReader(RATE, 3)
+    yield reader
+    reader.close()
+
+
+def tone(rate: int, seconds: float = 1.0) -> np.ndarray[Any, Any]:
+    return np.sin(2 * np.pi * 440 * np.arange(int(rate * seconds)) / rate) / 3
+
+
+def file_of(container: str, codec: str, rate: int) -> bytes:
+    """A second of a tone, in stereo."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=rate)
+        stream.layout = "stereo"
+        samples = np.repeat((tone(rate) * 32767).astype(np.int16), 2).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="stereo")
+        frame.sample_rate = rate
+        context = stream.codec_context
+        resampler = av.AudioResampler(context.format, context.layout, rate, context.frame_size or 0)
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            output.mux(stream.encode(part))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def test_base64_and_bytes_are_read_alike(reader: SoundReader) -> None:
+    file = wav((tone(RATE) * 32767).astype("<i2").tobytes())
+    found = reader.read([file, encoded(file)])
+    np.testing.assert_allclose(found[0], tone(RATE), atol=1e-4)
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_sounds_of_a_request_have_one_limit(monkeypatch: pytest.MonkeyPatch, reader: SoundReader) -> None:
+    monkeypatch.setattr(sounds, "MAX_SECONDS", 5)
+    file = wav(bytes(2 * RATE * 2))
+    assert len(reader.read([file] * 2)) == 2
+    with pytest.raises(InvalidRequest) as caught:
+        reader.read([file] * 3)
+    assert says(caught.value, "inputs: 2 s long at most 1 s")
+
+
+def test_bytes_of_a_file(monkeypatch: pytest.MonkeyPatch, reader: SoundReader) -> None:
+    monkeypatch.setattr(sounds, "MAX_BYTES", 100)
+    with pytest.raises(PayloadTooLarge) as caught:
+        reader.read([bytes(101)])
+    assert says(caught.value, "inputs: 101 bytes 100")
+
+
+@pytest.mark.parametrize("file", [wav(bytes(200), rate=8000), b"OggS" + bytes(40)])
+def test_without_a_decoder_the_extra_is_named(file: bytes) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        read_wav(file, RATE, RATE)
+    assert says(caught.value, "inputs: WAV PyAV audio" if file[:4] == b"OggS" else "inputs: 8000 16000 PyAV audio")
+
+
+@needs_av
+@pytest.mark.parametrize(("container", "codec", "rate"), FORMATS)
+def test_formats(reader: SoundReader, container: str, codec: str, rate: int) -> None:
+    (samples,) = reader.read([file_of(container, codec, rate)])
+    assert len(samples) == pytest.approx(RATE, rel=0.1)
+    middle = samples[RATE // 4 : 3 * RATE // 4]
+    assert np.abs(np.fft.rfft(middle)).argmax() == 220  # of half a second
+    assert np.sqrt(np.mean(middle**2)) == pytest.approx(1 / 3 / np.sqrt(2), rel=0.1)
+
+
+@needs_av
+@pytest.mark.parametrize(
+    ("file", "facts"),
+    [
+        (b"", "inputs: not format WAV WebM"),
+        (PLAYLIST, "inputs: not format WAV WebM"),
+        (b"ID3" + PLAYLIST, "inputs: not readable"),
+        (wav(bytes(200), rate=1), "inputs: 1 Hz 4000"),
+        (wav(bytes(200), rate=2_000_000), "inputs: 2000000 Hz 384000"),
+        (wav(bytes(8000 * 2 * 4), rate=8000), "inputs: too long 3 s"),
+    ],
+)
+def test_files_that_are_refused(reader: SoundReader, file: bytes, facts: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        reader.read([file])
+    assert says(caught.value, facts)
+
+
+@needs_av
+def test_damaged_files_are_read_or_refused(reader: SoundReader) -> None:
+    """The decoder may return what is left, or refuse it, but nothing else."""
+    draw = random.Random(5)
+    refused = 0
+    for container, codec, rate in FORMATS:
+        file = file_of(container, codec, rate)
+        for _ in range(6):
+            damaged = bytearray(file[: draw.choice([len(file), draw.randrange(len(file))])])
+            for _ in range(draw.randrange(1, 30)):
+                damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+            try:
+                (samples,) = reader.read([bytes(damaged)])
+            except InvalidRequest:
+                refused += 1
+            else:
+                assert 0 < len(samples) <= 3 * RATE
+    assert refused
