@@ -1,4 +1,4 @@
-"""Tokens per second of our engines through HTTP, against the engines that others would take for the same model.
+"""Tokens per second of our engines, and of prompts, against the engines that others would take for the same model.
 
 Only one engine runs at a time: two that share the cores slow each other down many times over.
 """
@@ -32,6 +32,7 @@ ROUNDS_LIMIT = 20.0
 """No further round is started after this many seconds at one concurrency. Slow peers get fewer rounds."""
 
 AGAINST_BEST = Target(1.0)
+PROMPTS_AGAINST_BEST = Target(1.2)
 AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
 
 Settings = dict[str, Any]
@@ -39,6 +40,21 @@ Settings = dict[str, Any]
 
 Generate = Callable[[list[Prompt], int], float]
 """Generates that many tokens for each of the prompts, all at once. Returns the seconds. Raises if there are fewer."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that are sent at once. `tokens` are counted, in all."""
+
+    column: int
+    streams: int
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+
+
+STREAMS = [Load(n, n, PROMPT_TOKENS, NEW_TOKENS, n * NEW_TOKENS) for n in CONCURRENCY]
+PROMPTS = [Load(n, 1, n, 1, n) for n in (500, 1500, 6000)]
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,15 @@ class Peer:
 def bench_engines(directory: Path) -> None:
     """Print tokens per second of the default model at each concurrency."""
     ours = OURS | {"ours, rolling_batch=scheduler": {"rolling_batch": "scheduler"}}
-    _compare(directory, "SmolLM2-135M", ours, _default_peers())
+    _compare(directory, _streams_title("SmolLM2-135M"), ours, _default_peers(), STREAMS)
+
+
+def bench_prompts(directory: Path) -> None:
+    """Print the tokens per second of single prompts of the default model, until their first token."""
+    longest = max(load.prompt_tokens for load in PROMPTS)
+    peers = _gguf_peers(default_gguf(), slots=1, slot_tokens=longest + 32)
+    title = "Prompts: SmolLM2-135M, prompt tokens/s by length of a prompt"
+    _compare(directory, title, PROMPT_SETTINGS, peers, PROMPTS, PROMPTS_AGAINST_BEST)
 
 
 def bench_larger_models(directory: Path) -> None:
@@ -72,12 +96,24 @@ def bench_larger_models(directory: Path) -> None:
                 gguf_file = Path(made) / "model.gguf"
                 write_random_gguf(shape, bits, gguf_file, default_gguf())
                 ours = {name: settings | {"gguf_file": gguf_file} for name, settings in OURS.items()}
-                _compare(Path(made), f"{shape.name}'s shape, {bits}", ours, _gguf_peers(gguf_file))
+                title = _streams_title(f"{shape.name}'s shape, {bits}")
+                _compare(Path(made), title, ours, _gguf_peers(gguf_file), STREAMS)
 
 
-def _compare(directory: Path, model: str, settings: dict[str, Settings], competitors: tuple[Peer, ...]) -> None:
-    """Print a table. A peer that is missing or fails is reported, and the others run."""
-    ours = {name: _measure(_ours(directory / name, **arguments)) for name, arguments in settings.items()}
+def _streams_title(model: str) -> str:
+    return f"Engines: {model}, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, tokens/s by number of streams"
+
+
+def _compare(
+    directory: Path,
+    title: str,
+    settings: dict[str, Settings],
+    competitors: tuple[Peer, ...],
+    loads: list[Load],
+    against_best: Target = AGAINST_BEST,
+) -> None:
+    """Print a table with a column for each load. A peer that is missing or fails is reported, and the others run."""
+    ours = {name: _measure(_ours(directory / name, **arguments), loads) for name, arguments in settings.items()}
     peers: dict[str, Speeds] = {}
     failures: list[str] = []
     for peer in competitors:
@@ -85,54 +121,51 @@ def _compare(directory: Path, model: str, settings: dict[str, Settings], competi
             failures.append(f"{peer.name}: the package {peer.package} is not installed.")
             continue
         try:
-            peers[peer.name] = _measure(peer.start(directory / peer.package))
+            peers[peer.name] = _measure(peer.start(directory / peer.package), loads)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a peer, the others can still be measured
             reason = str(error).strip().splitlines() or [""]
             failures.append(f"{peer.name}: failed: {type(error).__name__}: {reason[-1]}")
     rows = [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in ours.items()]
     rows += [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in peers.items()]
+    columns = [load.column for load in loads]
     for name, speeds in ours.items():
-        rows.append([f"{name} / best peer", *(_against_best(speeds, peers, n) for n in CONCURRENCY)])
+        rows.append([f"{name} / best peer", *(_against_best(speeds, peers, n, against_best) for n in columns)])
         if GENERATE in peers:
-            rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in CONCURRENCY)])
-    print_table(
-        f"Engines: {model}, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, tokens/s by number of streams",
-        ["", *map(str, CONCURRENCY)],
-        rows,
-        *failures,
-    )
+            rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in columns)])
+    print_table(title, ["", *map(str, columns)], rows, *failures)
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Tokens per second by concurrency."""
+    """Tokens per second by column."""
 
     details: str
     values: dict[int, float]
 
 
-def _measure(engine: AbstractContextManager[Running]) -> Speeds:
+def _measure(engine: AbstractContextManager[Running], loads: list[Load]) -> Speeds:
     """Run each load after a short warm-up, up to `ROUNDS` times, and take the median. Every prompt is used only once."""
     model = default_model()
     values: dict[int, float] = {}
     with engine as running:
         print(f"measuring {running.details}", file=sys.stderr)
-        for n in CONCURRENCY:
-            running.generate(make_prompts(model, n, PROMPT_TOKENS, (n, "warm-up")), WARM_UP_TOKENS)
+        for load in loads:
+            n = load.streams
+            running.generate(make_prompts(model, n, PROMPT_TOKENS, (load.column, "warm-up")), WARM_UP_TOKENS)
             seconds: list[float] = []
             while len(seconds) < ROUNDS and sum(seconds) < ROUNDS_LIMIT:
-                prompts = make_prompts(model, n, PROMPT_TOKENS, (n, len(seconds)))
-                seconds.append(running.generate(prompts, NEW_TOKENS))
-            values[n] = n * NEW_TOKENS / statistics.median(seconds)
+                prompts = make_prompts(model, n, load.prompt_tokens, (load.column, len(seconds)))
+                seconds.append(running.generate(prompts, load.new_tokens))
+            values[load.column] = load.tokens / statistics.median(seconds)
         return Speeds(running.details, values)
 
 
-def _against_best(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
+def _against_best(speeds: Speeds, peers: dict[str, Speeds], n: int, target: Target) -> str:
     if not peers:
         return ""
     best, name = max((peer.values[n], name) for name, peer in peers.items())
     ratio = speeds.values[n] / best
-    return f"{ratio:.2f} ({name}), {AGAINST_BEST.verdict(0, ratio)}"
+    return f"{ratio:.2f} ({name}), {target.verdict(0, ratio)}"
 
 
 def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
@@ -145,8 +178,12 @@ def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
 OURS: dict[str, Settings] = {
     "ours": {},
     "ours, streamed": {"stream": True},
-    "ours, integers": {"dtype": "int8"},
+    "ours, int8": {"dtype": "int8"},
+    "ours, exact": {"dtype": "fp32"},
 }
+
+PROMPT_SETTINGS = {name: settings for name, settings in OURS.items() if "stream" not in settings}
+"""With one new token, streaming is no different."""
 
 
 @contextmanager
@@ -204,10 +241,9 @@ def _openvino(directory: Path, gguf_file: Path, precision: str) -> AbstractConte
 
 
 @contextmanager
-def _llama_cpp(directory: Path, gguf_file: Path) -> Iterator[Running]:
-    slot_tokens = PROMPT_TOKENS + NEW_TOKENS + 32
-    with llama_cpp_server(directory, gguf_file, max(CONCURRENCY), slot_tokens) as server:
-        yield Running("HTTP", _openai(server, {}))
+def _llama_cpp(directory: Path, gguf_file: Path, slots: int, slot_tokens: int) -> Iterator[Running]:
+    with llama_cpp_server(directory, gguf_file, slots, slot_tokens) as server:
+        yield Running("int8, HTTP", _openai(server, {}))
 
 
 @contextmanager
@@ -233,13 +269,17 @@ def _openai(server: Server, fields: dict[str, object]) -> Generate:
     return generate
 
 
-def _gguf_peers(gguf_file: Path) -> tuple[Peer, ...]:
+def _gguf_peers(
+    gguf_file: Path,
+    slots: int = max(CONCURRENCY),
+    slot_tokens: int = PROMPT_TOKENS + NEW_TOKENS + 32,
+) -> tuple[Peer, ...]:
     package = "openvino_genai"
     pipeline = "ContinuousBatchingPipeline"
     return (
         Peer(pipeline, package, lambda directory: _openvino(directory, gguf_file, "defaults")),
         Peer(f"{pipeline}, exact", package, lambda directory: _openvino(directory, gguf_file, "exact")),
-        Peer("llama.cpp's server", "xllamacpp", lambda directory: _llama_cpp(directory, gguf_file)),
+        Peer("llama.cpp's server", "xllamacpp", lambda directory: _llama_cpp(directory, gguf_file, slots, slot_tokens)),
     )
 
 

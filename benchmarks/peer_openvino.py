@@ -29,7 +29,19 @@ def main(gguf_file: str, precision: str) -> None:
         results = pipeline.generate(inputs, [config] * len(inputs))
         return sum(len(result.m_generation_ids[0]) for result in results)
 
-    answers.run(f"OpenVINO {openvino_genai.__version__}, {precision}", generate)
+    answers.run(f"OpenVINO {openvino_genai.__version__}, {_describe(PRECISIONS[precision])}", generate)
+
+
+def _describe(properties: dict[str, str]) -> str:
+    """Say what the CPU computes in with these properties."""
+    core: Any = openvino.Core()
+    core.set_property("CPU", properties)
+    floats, cache = (
+        core.get_property("CPU", name).get_type_name() for name in ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
+    )
+    group_size = int(core.get_property("CPU", "DYNAMIC_QUANTIZATION_GROUP_SIZE"))
+    integers = f"int8 in groups of {group_size} and " if group_size else ""
+    return f"{integers}{floats}, KV cache {cache}"
 
 
 if __name__ == "__main__":

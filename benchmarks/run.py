@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from conversation import bench_conversation
-from engines import bench_engines, bench_larger_models
+from engines import bench_engines, bench_larger_models, bench_prompts
 from faults import bench_faults, bench_soak
 from front_end import bench_front_end
 from grammar_gap import bench_grammar_gap
@@ -29,6 +29,7 @@ PARTS = {
     "front-end": bench_front_end,
     "open-streams": bench_open_streams,
     "engines": bench_engines,
+    "prompts": bench_prompts,
     "larger-models": bench_larger_models,
     "conversation": bench_conversation,
     "neighbours": bench_neighbours,
