@@ -112,4 +112,5 @@ class OpenVinoBackend(PagedBackend):
         )
         report(LoadPhase.WARM_UP)
         backend.warm_up()
+        backend.open_prefix_file(options, model)
         return backend

@@ -91,6 +91,22 @@ class OpenVinoRunner(Runner):
             "logit_indices": np.fromiter(last, np.int64),
         }
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(size for _, size in self._caches)
+
+    def read_block(self, block: int) -> bytes:
+        """Return the contents of a block: the keys or values of one layer after the other."""
+        return b"".join(memory[block * size : (block + 1) * size] for memory, size in self._caches)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with what `read_block` has returned."""
+        start = 0
+        for memory, size in self._caches:
+            memory[block * size : (block + 1) * size] = data[start : start + size]
+            start += size
+
     def reclaim(self, blocks: AbstractSequence[int]) -> None:
         if sys.platform != "linux":
             return

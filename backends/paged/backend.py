@@ -6,18 +6,21 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from backends.base import Backend
+from backends.base import Backend, ModelFiles
 from backends.grammar import GrammarMatcher, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.paged.adapter_cache import AdapterCache
 from backends.paged.block_pool import BlockPool
 from backends.paged.generation import RunningSequence
-from backends.paged.options import DEFAULT_PREFILL_TOKENS
+from backends.paged.options import DEFAULT_PREFILL_TOKENS, DEFAULT_PREFIX_CACHE_FILE_BYTES, PagedOptions
+from backends.paged.prefix_file import IDENTITY_BYTES, PrefixFile, Unusable
+from backends.paged.prefix_store import PrefixStore, Restoring
 from backends.paged.prompt_lookup import PromptLookup
 from backends.paged.runner import Runner
 from backends.paged.scheduler import Scheduler
@@ -27,6 +30,7 @@ from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
 from backends.sampling.thinking import ThinkingCap
 from backends.waiting_sequences import Prepared, WaitingSequences, refusal
+from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
@@ -108,6 +112,8 @@ class PagedBackend(Backend):
         self._budget = StepBudget(max_prefill_tokens, LEAST_EXTRA_TOKENS)
         self._generations: dict[str, RunningSequence] = {}
         self._waiting_sequences: WaitingSequences[GrammarMatcher, PreparedImages] = WaitingSequences()
+        self._prefixes: PrefixStore | None = None
+        self._restoring: dict[str, tuple[_Prepared, Restoring]] = {}
         self._progress = 0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
@@ -168,6 +174,63 @@ class PagedBackend(Backend):
         self._runner.release(sequence)
         self._runner.reclaim(sequence.blocks)
 
+    def open_prefix_file(self, options: PagedOptions, model: ModelFiles) -> None:
+        """Keep shared prefixes in the file of `option.prefix_cache_file`, if that is set and can be used.
+
+        Raises `ConfigError` if the options are wrong, or if this model's cache is not in blocks.
+        """
+        if options.prefix_cache_file is None:
+            return
+        path = Path(options.prefix_cache_file)
+        if not path.is_absolute():
+            raise ConfigError(f"option.prefix_cache_file has value {str(path)!r}: must be an absolute path")
+        if model.engine:
+            path = path.with_name(f"{path.name}-{model.engine}")
+        size = options.prefix_cache_file_bytes or DEFAULT_PREFIX_CACHE_FILE_BYTES
+        max_bytes = parse_bytes(size, "option.prefix_cache_file_bytes")
+        if options.enable_prefix_caching is False:
+            raise ConfigError("option.prefix_cache_file needs option.enable_prefix_caching")
+        if not self._runner.shares_blocks:
+            raise ConfigError(
+                "option.prefix_cache_file: this model is computed without blocks that prompts could share"
+            )
+        try:
+            file = PrefixFile(
+                path, identity=self._identity(model), block_bytes=self._runner.block_bytes, max_bytes=max_bytes
+            )
+        except Unusable as error:
+            logger.warning("the prefix cache file is not used", extra={"file": str(path), "reason": str(error)})
+            return
+        self._prefixes = PrefixStore(file, self._runner, self._pool)
+        self._scheduler.secret = file.secret
+        self._scheduler.on_shared = self._keep_shared
+        logger.info("prefix cache file opened", extra={"file": str(path), "blocks": len(file)})
+
+    def _identity(self, model: ModelFiles) -> bytes:
+        """Return what tells this model's keys and values from others': its files, its type, and what it computes here.
+
+        The last depends on the weights, the layout of a block, the libraries and the processor.
+        """
+        size = self._runner.block_size
+        num_blocks = min(2, self._runner.num_blocks, self._capabilities.max_model_len // size)
+        length = num_blocks * size
+        tokens = [position * self._runner.vocab_size // max(1, length) for position in range(length)]
+        sequence = Sequence("probe", tokens, length)
+        sequence.blocks = list(range(num_blocks))
+        if tokens:
+            self._runner.forward([SequenceChunk(sequence, 0, tokens, 1)])
+        name = "" if model.cache is None else model.cache.name
+        parts = [name.encode(), self._capabilities.backend.encode(), self._capabilities.dtype.encode()]
+        parts += [self._runner.read_block(block) for block in sequence.blocks]
+        self._runner.release(sequence)
+        self._runner.reclaim(sequence.blocks)
+        return _digest_of_parts(parts)[:IDENTITY_BYTES]
+
+    def _keep_shared(self, sequence: Sequence) -> None:
+        # Another adapter may have the same name after a restart.
+        if self._prefixes is not None and sequence.adapter is None:
+            self._prefixes.keep(sequence.digests[: sequence.num_computed // self._runner.block_size])
+
     @property
     def capabilities(self) -> Capabilities:
         if self._adapters is None:
@@ -187,7 +250,9 @@ class PagedBackend(Backend):
             self._waiting_sequences.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
-        waited = self._waiting_sequences.discard(request_id) or self._awaiting_adapter.pop(request_id, None) is not None
+        waited = self._waiting_sequences.discard(request_id)
+        for others in (self._awaiting_adapter, self._restoring):
+            waited = others.pop(request_id, None) is not None or waited
         if not waited and request_id in self._generations:
             self._end(self._generations[request_id])
 
@@ -196,7 +261,8 @@ class PagedBackend(Backend):
         outputs = self._take_prepared()
         if not self._generations:
             if not outputs:
-                self._waiting_sequences.wait([] if self._adapters is None else self._adapters.reading)
+                reading: list[Future[Any]] = [] if self._adapters is None else self._adapters.reading
+                self._waiting_sequences.wait(reading + [restoring.blocks for _, restoring in self._restoring.values()])
                 self._progress += 1  # preparing has its own time limits
             return outputs
         num_generating = self._scheduler.num_generating
@@ -209,6 +275,8 @@ class PagedBackend(Backend):
         except MemoryError as error:
             return [*outputs, self._fail_largest(chunks, error)]
         finally:
+            if self._prefixes is not None:
+                self._prefixes.spill()
             self._progress += 1
             self._last_step = time.monotonic()
         if not preempted:  # otherwise fewer have generated
@@ -220,8 +288,9 @@ class PagedBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Number of sequences that wait for their grammar, images or adapter, at most `max_num_seqs`."""
-        return min(len(self._waiting_sequences) + len(self._awaiting_adapter), self._capabilities.max_num_seqs)
+        """Number of sequences that wait for their grammar, images, adapter or prefix, at most `max_num_seqs`."""
+        waiting = len(self._waiting_sequences) + len(self._awaiting_adapter) + len(self._restoring)
+        return min(waiting, self._capabilities.max_num_seqs)
 
     @property
     def progress(self) -> int:
@@ -238,18 +307,24 @@ class PagedBackend(Backend):
         return EngineCounters(
             prefix_cache_queries=self._scheduler.num_queried_tokens,
             prefix_cache_hits=self._scheduler.num_hit_tokens,
+            external_prefix_cache_queries=0 if self._prefixes is None else self._prefixes.num_queried_tokens,
+            external_prefix_cache_hits=0 if self._prefixes is None else self._prefixes.num_hit_tokens,
             spec_decode_num_draft_tokens=self._num_draft_tokens,
             spec_decode_num_accepted_tokens=self._num_accepted_tokens,
             num_preemptions=self._scheduler.num_preemptions,
         )
 
     def on_idle(self) -> None:
-        """Give the memory of unused blocks back."""
+        """Give the memory of unused blocks back, and shared prefixes to their file."""
+        if self._prefixes is not None:
+            self._prefixes.spill()
         if time.monotonic() - self._last_step >= IDLE_SECONDS and (blocks := self._pool.reclaimable(UNUSED_SECONDS)):
             self._runner.reclaim(blocks)
 
     def close(self) -> None:
-        """Stop the processes that compile grammars and prepare images."""
+        """Stop the processes that compile grammars and prepare images, and close the file of prefixes."""
+        if self._prefixes is not None:
+            self._prefixes.close()
         if self._grammars is not None:
             self._grammars.close()
         if self._images is not None:
@@ -283,21 +358,27 @@ class PagedBackend(Backend):
         """Start the sequences that are ready, and return an error output for each one that failed."""
         prepared, refused = self._waiting_sequences.collect()
         awaiting, self._awaiting_adapter = self._awaiting_adapter, {}
-        for item in [*awaiting.values(), *prepared]:
+        starts = [(item, self._start_or_wait) for item in [*awaiting.values(), *prepared]]
+        starts += [(item, self._start) for item in self._restored()]
+        for item, start in starts:
             try:
-                self._start_or_wait(item)
+                start(item)
             except InvalidRequest as error:  # noqa: PERF203  one failure must not affect the others
                 refused.append(refusal(item.request.request_id, error))
         return refused
 
     def _start_or_wait(self, item: _Prepared) -> None:
-        """Start a sequence, unless it has to wait for its adapter. Raises `InvalidRequest`.
+        """Start a sequence, unless it has to wait for its adapter or its prefix. Raises `InvalidRequest`.
 
         Adapters get their places in the batch in order of arrival, so that none waits for ever.
         """
         name = item.request.prompt.adapter
         if name is None or self._adapters is None:
-            self._start(item)
+            restoring = self._restore(item.request)
+            if restoring is None:
+                self._start(item)
+            else:
+                self._restoring[item.request.request_id] = item, restoring
             return
         adapter = None
         if not self._awaiting_adapter:
@@ -307,6 +388,20 @@ class PagedBackend(Backend):
             self._awaiting_adapter[item.request.request_id] = item
         else:
             self._start(item, adapter)
+
+    def _restore(self, request: TokenRequest) -> Restoring | None:
+        """Start to read a prompt's beginning from the file, as far as it may be shared."""
+        token_ids = list(request.prompt.token_ids)
+        if self._prefixes is None or request.sampling_params.prompt_logprobs is not None:
+            return None
+        return self._prefixes.restore(self._scheduler.digests(token_ids[:-1], self._cache_key(request), []))
+
+    def _restored(self) -> list[_Prepared]:
+        """Remove and return the sequences that have waited for the file for long enough."""
+        if self._prefixes is None:
+            return []
+        done = [name for name, (_, restoring) in self._restoring.items() if self._prefixes.advance(restoring)]
+        return [self._restoring.pop(name)[0] for name in done]
 
     def _start(self, item: _Prepared, adapter: Any | None = None) -> None:
         """Raises `InvalidRequest` if the prompt with its images is too long."""
@@ -450,5 +545,9 @@ class PagedBackend(Backend):
         parts = [self._adapters.key(adapter) if self._adapters is not None and adapter else b""]
         parts.append(b"" if salt is None else salt.encode("utf-8", "surrogatepass"))  # a salt is never empty
         parts += [] if images is None else [image.data for image in images.images]
-        # Each part's digest has the same length, so no two lists of parts run together.
-        return hashlib.blake2b(b"".join(hashlib.blake2b(part).digest() for part in parts)).digest()
+        return _digest_of_parts(parts)
+
+
+def _digest_of_parts(parts: list[bytes]) -> bytes:
+    # Each part's digest has the same length, so no two lists of parts run together.
+    return hashlib.blake2b(b"".join(hashlib.blake2b(part).digest() for part in parts)).digest()

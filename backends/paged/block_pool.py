@@ -104,21 +104,26 @@ class BlockPool:
         return block
 
 
-_SECRET = secrets.token_bytes(16)
-"""Without it, nobody can construct two texts with the same digest."""
+_SECRET = secrets.token_bytes(32)
 
 
 def block_digests(
-    token_ids: Sequence[int], block_size: int, *, cache_key: bytes = b"", known: Sequence[bytes] = ()
+    token_ids: Sequence[int],
+    block_size: int,
+    *,
+    cache_key: bytes = b"",
+    known: Sequence[bytes] = (),
+    secret: bytes = _SECRET,
 ) -> list[bytes]:
     """Return the digest of each full block: of its tokens, all tokens before it, and `cache_key`.
 
-    `known` are digests of the first blocks that have been computed before.
+    `known` are digests of the first blocks that have been computed before. Without `secret`, which is this process's own
+    by default, nobody can construct two texts with the same digest.
     """
     digests = list(known)
-    digest = digests[-1] if digests else hashlib.blake2b(cache_key, key=_SECRET, digest_size=16).digest()
+    digest = digests[-1] if digests else hashlib.blake2b(cache_key, key=secret, digest_size=16).digest()
     for start in range(len(digests) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size])
-        digest = hashlib.blake2b(digest + tokens.tobytes(), key=_SECRET, digest_size=16).digest()
+        digest = hashlib.blake2b(digest + tokens.tobytes(), key=secret, digest_size=16).digest()
         digests.append(digest)
     return digests

@@ -28,6 +28,19 @@ class Runner(ABC):
     """True if a sequence may start with blocks that another one has computed. Required for prefix caching."""
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers, after the first forward pass. 0 if blocks cannot be read and written."""
+        return 0
+
+    def read_block(self, block: int) -> bytes:
+        """Return the contents of a block, `block_bytes` long."""
+        raise NotImplementedError
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with what `read_block` has returned for it or another one."""
+        raise NotImplementedError
+
+    @property
     def layers_computed(self) -> int:
         """Grows during a forward pass if the runner can tell. May be read from any thread."""
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from backends.paged.block_pool import BlockPool, block_digests
 from backends.paged.sequence import Sequence, SequenceChunk
@@ -40,6 +40,10 @@ class Scheduler:
         self._started: list[Sequence] = []  # both in order of arrival
         self._arrivals: dict[str, int] = {}
         self._numbers = itertools.count()
+        self.secret: bytes | None = None
+        """The secret of the digests of tokens, if it is not this process's own. Set before the first sequence."""
+        self.on_shared: Callable[[Sequence], None] | None = None
+        """Called with each sequence that has been given blocks of others, its first `num_computed` tokens."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found.
@@ -162,6 +166,8 @@ class Scheduler:
         self._waiting.remove(sequence)
         self._started.append(sequence)
         self._started.sort(key=self._arrival)
+        if found and self.on_shared is not None:
+            self.on_shared(sequence)
         return True
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
@@ -187,7 +193,12 @@ class Scheduler:
         return None
 
     def _digests(self, sequence: Sequence, token_ids: list[int]) -> list[bytes]:
-        return block_digests(token_ids, self._block_size, cache_key=sequence.cache_key, known=sequence.digests)
+        return self.digests(token_ids, sequence.cache_key, sequence.digests)
+
+    def digests(self, token_ids: list[int], cache_key: bytes, known: list[bytes]) -> list[bytes]:
+        """Return the digest of each full block of these tokens, the first of which are `known`."""
+        secret = {} if self.secret is None else {"secret": self.secret}
+        return block_digests(token_ids, self._block_size, cache_key=cache_key, known=known, **secret)
 
     def _missing(self, sequence: Sequence, length: int) -> int:
         """Number of blocks that the sequence needs in addition for `length` tokens."""

@@ -152,6 +152,7 @@ class TransformersBackend(PagedBackend):
         backend.add_adapters(model.adapters)
         report(LoadPhase.WARM_UP)
         backend.warm_up()
+        backend.open_prefix_file(options, model)
         return backend
 
     def step(self) -> list[TokenOutput]:

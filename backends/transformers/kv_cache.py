@@ -45,6 +45,18 @@ class KVCache:
         self.num_writes += 1
         return stored_keys, stored_values
 
+    def read(self, block: int) -> bytes:
+        """Return the contents of a block in all layers that have been written, in their order."""
+        return b"".join(blocks.read(block) for layer in sorted(self._layers) for blocks in self._layers[layer])
+
+    def fill(self, block: int, data: bytes) -> None:
+        """Overwrite a block with what `read` has returned."""
+        start = 0
+        for layer in sorted(self._layers):
+            for blocks in self._layers[layer]:
+                blocks.fill(block, data[start : start + blocks.block_bytes])
+                start += blocks.block_bytes
+
     def erase(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""
         for stored in (stored for layer in self._layers.values() for stored in layer):
@@ -77,6 +89,15 @@ class _Blocks:
             self.tensor = torch.frombuffer(self._memory, dtype=like.dtype).view(shape)
         else:
             self.tensor = like.new_zeros(shape)
+
+    def read(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+        return self.tensor[block].cpu().view(torch.uint8).numpy().tobytes()
+
+    def fill(self, block: int, data: bytes) -> None:
+        """Overwrite a block with these bytes."""
+        content = torch.frombuffer(bytearray(data), dtype=self.tensor.dtype)
+        self.tensor[block].copy_(content.view(self.tensor[block].shape))
 
     def reclaim(self, first: int, count: int) -> None:
         """Give back the pages that lie completely in these blocks."""

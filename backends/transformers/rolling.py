@@ -100,6 +100,15 @@ class RollingRunner(Runner):
         if sequence.failed:
             self._unusable.update(sequence.blocks)
 
+    def read_block(self, block: int) -> bytes:
+        """Return the contents of a block: the keys and the values of one layer after the other."""
+        return self._cache.read(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with what `read_block` has returned."""
+        self._cache.fill(block, data)
+        self._unusable.discard(block)
+
     def reclaim(self, blocks: AbstractSequence[int]) -> None:
         """Give the memory of unused blocks back to the operating system, if they are in the main memory."""
         self._cache.reclaim(blocks)

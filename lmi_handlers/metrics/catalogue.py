@@ -150,6 +150,12 @@ ENGINE_COUNTERS = {
     for field, unit, documentation in (
         ("prefix_cache_queries", "tokens", "Prompt tokens that were looked up in the prefix cache."),
         ("prefix_cache_hits", "tokens", "Prompt tokens that were found in the prefix cache."),
+        (
+            "external_prefix_cache_queries",
+            "tokens",
+            "Prompt tokens that were looked up in the file of `option.prefix_cache_file`.",
+        ),
+        ("external_prefix_cache_hits", "tokens", "Prompt tokens that were read from that file."),
         ("spec_decode_num_draft_tokens", "tokens", "Tokens that speculative decoding proposed."),
         ("spec_decode_num_accepted_tokens", "tokens", "Proposed tokens that were accepted."),
         ("num_preemptions", "preemptions", "Times that a running sequence lost its KV cache to others."),

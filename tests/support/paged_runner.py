@@ -66,6 +66,16 @@ class StoredTokensRunner(Runner):
         ]
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
 
+    @property
+    def block_bytes(self) -> int:
+        return int(self._stored[0].nbytes)
+
+    def read_block(self, block: int) -> bytes:
+        return bytes(self._stored[block].tobytes())
+
+    def write_block(self, block: int, data: bytes) -> None:
+        self._stored[block] = np.frombuffer(data, np.int64)
+
     def release(self, sequence: Sequence) -> None:
         self.released.append(sequence.request_id)
 

@@ -8,9 +8,11 @@ import pytest
 from build_site import ROOT
 
 from backends import declaration, grammar_compiler, grammar_trial, image_decoder, registry
-from backends.paged import memory
+from backends.paged import memory, prefix_file, prefix_store
+from backends.paged.options import DEFAULT_PREFIX_CACHE_FILE_BYTES
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, heartbeat, job_queue
@@ -61,6 +63,8 @@ FIXED: dict[str, float] = {
     "memory for trying a grammar": grammar_trial.MEMORY_LIMIT,
     "memory for decoding an image": image_decoder.MEMORY_LIMIT,
     "memory for decoding a sound": constant("lmi_handlers/tasks/sound_decoder.py", "MEMORY_LIMIT") * 2**30,
+    "blocks in a file of shared prefixes": prefix_file.MAX_SLOTS,
+    "seconds that a prompt waits for a part of it": prefix_store.PATIENCE,
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
@@ -81,6 +85,7 @@ FIXED: dict[str, float] = {
 NO_DEFAULT: dict[str, float] = {
     "option.limit_mm_per_prompt": images.DEFAULT_MAX_IMAGES,
     "option.kv_cache_memory_bytes": memory._SHARE_OF_CPU,
+    "option.prefix_cache_file_bytes": parse_bytes(DEFAULT_PREFIX_CACHE_FILE_BYTES, ""),
 }
 """Limits of options whose default is found elsewhere."""
 
