@@ -18,6 +18,7 @@ from lmi_handlers.core.plugins import load_class, one_line, with_entry_points
 APIS: dict[str, str] = {
     "lmi": "lmi_handlers.apis.lmi.routes:LmiApi",
     "anthropic": "lmi_handlers.apis.anthropic.routes:AnthropicApi",
+    "llama_cpp": "lmi_handlers.apis.llama_cpp.routes:LlamaCppApi",
     "openai": "lmi_handlers.apis.openai.routes:OpenAIApi",
     "tgi": "lmi_handlers.apis.tgi.routes:TgiApi",
     "tei": "lmi_handlers.apis.tei.routes:TeiApi",

@@ -27,6 +27,7 @@ def make_gguf(
     bos: int | None = 1,
     add_bos: bool | None = None,
     add_space: bool | None = None,
+    context_length: int = 64,
     matrices: type[np.float32 | np.float16] = np.float32,
 ) -> Path:
     """Write a complete tiny Llama or Qwen to `file`, with the given tokenizer. Files with `scores` have no `merges`.
@@ -35,7 +36,7 @@ def make_gguf(
     """
     size, feed_forward, head = 32, 64, 16
     writer = gguf.GGUFWriter(file, architecture)
-    writer.add_context_length(64)
+    writer.add_context_length(context_length)
     writer.add_embedding_length(size)
     writer.add_block_count(1)
     writer.add_feed_forward_length(feed_forward)

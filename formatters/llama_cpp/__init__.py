@@ -1,0 +1,1 @@
+"""Formatters of llama.cpp's API."""
