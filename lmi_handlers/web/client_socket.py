@@ -69,7 +69,7 @@ class _Phase(enum.Enum):
 
 
 Waiting = dict["ClientSocket", float]
-"""Sockets that are waiting for their client and the time since when, the longest-waiting first."""
+"""Sockets that are waiting for their client and the time since when, in the order of their last signs of life."""
 
 
 class ClientSocket:
@@ -83,6 +83,7 @@ class ClientSocket:
         self._closing = False
         self._is_writing = False
         self._is_busy = False
+        self._idle_since: float | None = None
         self._farewell = b""
         self._begin(_Phase.IDLE, limits.client_timeout)
         self._begin_answer()
@@ -129,10 +130,18 @@ class ClientSocket:
     def set_busy(self, busy: bool) -> None:
         """Say whether the server is answering. Then a `recv` that waits does not mean that the client is waited for."""
         self._is_busy = busy
+        self._idle_since = None
         if busy:
             self._waiting.pop(self, None)
         elif self._phase is _Phase.FRAMES and not self._closing:
             self._waiting[self] = time.monotonic()
+
+    def set_idle(self, idle: bool) -> None:
+        """Say whether all that has arrived is of no message, such as pings: the client is then waited for all the same."""
+        if not idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
 
     def _begin(self, phase: _Phase, limit: float) -> None:
         self._phase = phase
@@ -172,7 +181,7 @@ class ClientSocket:
             patience = self._limits.client_timeout
         self._sock.settimeout(max(patience, _SHORTEST))
         if not self._is_busy:
-            self._waiting[self] = now
+            self._waiting[self] = now if self._idle_since is None else self._idle_since
         try:
             data = self._sock.recv(size, *flags)
         except TimeoutError:

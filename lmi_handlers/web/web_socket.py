@@ -104,6 +104,8 @@ class WebSocket:
                 yield from self._receive(data, message)
                 if not data:
                     return
+                if hasattr(self._sock, "set_idle"):
+                    self._sock.set_idle(not message.has_begun)
                 give_way()  # a client that sends fast, such as many pings, would otherwise block the event loop
 
     def _receive(self, data: bytes, message: _Message) -> Iterator[bytes]:

@@ -327,9 +327,10 @@ def test_pages_of_other_sites_may_not_open_it(server: Server) -> None:
     assert refusal.value.response.status_code == 403
 
 
-def test_the_end_of_the_server_is_said(start_server: StartServer) -> None:
+@pytest.mark.parametrize("ping_interval", [None, 0.5])
+def test_the_end_of_the_server_is_said(start_server: StartServer, ping_interval: float | None) -> None:
     server = start_server("option.rolling_batch=echo\noption.web_workers=1\n")
-    with opened(server) as client:
+    with opened(server, ping_interval=ping_interval) as client:
         assert json.loads(asked(client, SHORT).recv(60)) == {"generated_text": "xyz"}
         os.kill(server.process.pid, signal.SIGTERM)
         with pytest.raises(ConnectionClosed) as closed:

@@ -195,6 +195,37 @@ def test_bodies_being_received_share_a_limit() -> None:
     assert arriving.read(io.BytesIO(large)) == large, "rejected and complete bodies must not count"
 
 
+def test_pings_do_not_make_a_client_less_idle() -> None:
+    waiting: Waiting = {}
+    with connection() as (server, client):
+        sock = ClientSocket(server, Limits(client_timeout=60, keepalive=60), waiting)
+        sock.begin_request()
+        sock.begin_frames(b"")
+
+        def since() -> float:
+            """When the wait for the client began, once the next byte is waited for."""
+            listening = threading.Thread(target=sock.recv, args=(1,))
+            listening.start()
+            wait_until(lambda: sock in waiting)
+            began = waiting[sock]
+            client.sendall(b"a")
+            listening.join(60)
+            return began
+
+        since()
+        sock.set_idle(True)
+        first = since()
+        sock.set_idle(True)
+        assert since() == first
+        sock.set_idle(False)
+        begun = since()
+        assert begun > first, "part of a message"
+        sock.set_idle(True)
+        sock.set_busy(True)
+        sock.set_busy(False)
+        assert since() > begun, "an answer has ended"
+
+
 def test_the_last_frame_arrives_although_the_client_is_still_sending() -> None:
     with connection() as (server, client):
         sock = ClientSocket(server, Limits(client_timeout=60, keepalive=60), {})
