@@ -274,15 +274,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("path", ["/infill", "/invocations"])
 def test_a_server_answers_on_both_routes(server: Server, path: str) -> None:
-    answer = server.invoke(GAP | {"prompt": "xy", "n_predict": 8, "samplers": []}, path=path)
+    asked = GAP | {"prompt": "xy", "n_predict": 8, "ignore_eos": True}  # the echo begins with a token that ends answers
+    answer = server.invoke(asked | {"samplers": []}, path=path)
     document = answer.json()
     assert (answer.status_code, document["stop_type"], document["tokens_predicted"]) == (200, "limit", 8)
     assert document["prompt"] == HEAD.format("") + FILLED.replace("\n<|fim_s", "\nxy<|fim_s")
     assert answer.headers["x-lmi-ignored-parameters"] == "samplers"
-    streamed = server.invoke(GAP | {"prompt": "xy", "n_predict": 8, "stream": True}, path=path)
+    streamed = server.invoke(asked | {"stream": True}, path=path)
     events = [json.loads(data) for data in event_data(streamed.text)]
     assert "".join(event["content"] for event in events) == document["content"]
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    ended = server.invoke(GAP | {"n_predict": 8}, path=path).json()
+    assert (ended["stop_type"], ended["tokens_predicted"], ended["content"]) == ("eos", 1, "")
 
 
 def test_a_server_keeps_the_gap_and_says_what_is_too_long(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from code_models import ADDED, ALPHABET
 from facts import says
 from paths import ROOT
 from serving import Server, free_port
+from waiting import wait_until
 
 from formatters.llama_cpp import schemas
 from lmi_handlers.text.infill import find_infill
@@ -42,9 +44,16 @@ def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     port = free_port()
     command = [sys.executable, str(ROOT / "benchmarks" / "peer_llama_cpp.py"), str(file), str(port), "1", "8192"]
     server = Server(folder / "serve", "", command=command, port=port)
-    yield request.param, server.wait_ready()
+    wait_until(lambda: is_ready(server))
+    yield request.param, server
     server.process.terminate()
     server.process.wait(120)
+
+
+def is_ready(server: Server) -> bool:
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(f"{server.url}/health", timeout=60).ok
+    return False
 
 
 def ask(server: Server, **fields: Any) -> requests.Response:
