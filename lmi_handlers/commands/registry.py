@@ -18,7 +18,7 @@ TOOLS = {
     "chat": "lmi_handlers.tools.chat.commands:chat",
     "deploy": "lmi_handlers.tools.deploy.commands:deploy_command",
     "instances": "lmi_handlers.tools.deploy.commands:instances_command",
-    "invoke": "lmi_handlers.tools.deploy.invoke_command:invoke_command",
+    "invoke": "lmi_handlers.tools.client.invoke_command:invoke_command",
     "logs": "lmi_handlers.tools.deploy.commands:logs_command",
     "ray": "lmi_handlers.ray.commands:ray",
     "status": "lmi_handlers.tools.deploy.commands:status_command",
