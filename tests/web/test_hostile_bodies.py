@@ -85,8 +85,14 @@ CASES: dict[str, Case] = {
     # JSON itself, on every route
     "objects in an unknown field": (("/invocations", "/generate", CHAT), *UNKNOWN_OBJECTS),
     "objects in an unknown field, elsewhere": (
-        (*TGI[1:], "/tokenize", "/chat_tokenize", COMPLETIONS, ALEPH_ALPHA, ALEPH_ALPHA_TEXT),
+        (*TGI[1:], "/tokenize", "/chat_tokenize", COMPLETIONS, ALEPH_ALPHA, ALEPH_ALPHA_TEXT, "/infill"),
         *UNKNOWN_OBJECTS,
+    ),
+    "files beside a gap": (
+        ("/infill", "/invocations"),
+        JSON,
+        lambda: fill(b'{"input_prefix":"","input_suffix":"","input_extra":[', b'{"text":""},', b'{"text":""}]}'),
+        "max_json_containers",
     ),
     "objects as far as it goes": (
         ("/invocations", CHAT),
