@@ -10,6 +10,8 @@ from typing import Any
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
+SPEECH = "automatic-speech-recognition"
+
 TASKS = (
     "text-classification",
     "sentiment-analysis",
@@ -26,7 +28,7 @@ TASKS = (
     "sentence-similarity",
     "image-classification",
     "audio-classification",
-    "automatic-speech-recognition",
+    SPEECH,
 )
 """Values of `option.task`, under the names of the transformers library. A `*` stands for a language."""
 
@@ -38,7 +40,7 @@ _ENDINGS = {
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
     "ForAudioClassification": "audio-classification",
-    "WhisperForConditionalGeneration": "automatic-speech-recognition",
+    "WhisperForConditionalGeneration": SPEECH,
     "ForConditionalGeneration": "text2text-generation",
     "MTModel": "text2text-generation",
     "EncoderDecoderModel": "text2text-generation",

@@ -119,8 +119,8 @@ class Call:
         """Return the end of a request that failed. LMI answers 507 if memory ran out."""
         number, cause = self._numbers[index], plain(described(error))
         if isinstance(error, RequestError):  # of ours: it says what is wrong with the request
-            kind, _, _, code = told(error)
-            return [End(number, cause, kind, code)]
+            kind, message, field, code = told(error)
+            return [End(number, plain(message), kind, code, field)]
         extra = {"request_id": self._batch.invocations[index].request_id, "exception": author_traceback(error)}
         logger.error("%s failed", self._name, extra=extra)
         if type(error).__name__ in _OUT_OF_MEMORY and not self._begun:

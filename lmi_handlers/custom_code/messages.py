@@ -126,23 +126,24 @@ class BodyChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer is complete, or has failed for the reason `error`. `kind` and `code` are the error's, as `told` has them."""
+    """The answer is complete, or has failed for the reason `error`. The other fields are the error's, as `told` has them."""
 
     index: int
     error: str | None = None
     kind: str = "RequestFailed"
     code: str | None = None
+    field: str | None = None
 
 
 def failure_of(end: End) -> LMIError | None:
     """Return the error with which a request has ended, if it has failed."""
-    return None if end.error is None else error_of(end.kind, end.error, code=end.code)
+    return None if end.error is None else error_of(end.kind, end.error, end.field, end.code)
 
 
 def failed(number: int, error: LMIError) -> End:
     """Return the message that says why a request has failed."""
-    kind, _, _, code = told(error)
-    return End(number, str(error), kind, code)
+    kind, message, field, code = told(error)
+    return End(number, message, kind, code, field)
 
 
 # From the pool to a web worker

@@ -18,12 +18,15 @@ from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.models.routes import DOCUMENTATION as MODELS_DOCUMENTATION
 from lmi_handlers.apis.models.routes import management_routes
 from lmi_handlers.apis.models.server import store_routes
+from lmi_handlers.apis.openai.transcriptions import DOCUMENTATION as SPEECH_DOCUMENTATION
+from lmi_handlers.apis.openai.transcriptions import NO_SPEECH, speech_routes
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.custom_code import REGISTER
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
+from lmi_handlers.config.tasks import SPEECH
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.custom_code.formatting.client import FormatterClient
@@ -166,6 +169,8 @@ def model_app(
             adapters=REGISTER in configuration.custom_code.adapter_functions,
         )
         documentation = (CODE_DOCUMENTATION,)
+        if configuration.answered_by is AnsweredBy.TASK and configuration.custom_code.function == SPEECH:
+            own, documentation = [*own, *speech_routes(properties)], (CODE_DOCUMENTATION, SPEECH_DOCUMENTATION)
     else:
         has_formatters = configuration.formatters is not None
         formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
@@ -179,7 +184,7 @@ def model_app(
             )
         )
         own, documentation, served_apis = apis.routes(), apis.documentation(), apis.apis.values()
-        absent = apis.absent
+        absent = {**apis.absent, **NO_SPEECH}
     app.model = app.extensions["lmi_model"] = model
 
     @cache

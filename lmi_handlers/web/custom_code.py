@@ -131,11 +131,12 @@ def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Inv
     if mimetype := mimetype.lower():
         properties["Content-Type"] = mimetype
     parts = [(name, value.encode()) for name, value in query]
-    parts += _fields(data, mimetype, options) if mimetype in _FORMS else [("data", data)]
+    parts += form_parts(data, mimetype, options) if mimetype in _FORMS else [("data", data)]
     return Invoke(request_id, properties, parts or [("data", data)])  # only the first call has no content
 
 
-def _fields(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:
+def form_parts(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:
+    """Return the fields and then the files of a form. Raises `PayloadTooLarge` if it has too many."""
     if mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
         raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values")
     try:

@@ -12,6 +12,7 @@ from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.custom_code import Invoked
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
+from lmi_handlers.apis.openai.transcriptions import SpeechDialect, Transcribed
 from lmi_handlers.apis.routes import JSON, Action, Document, Endpoint, Generation, Route, Status
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -23,6 +24,7 @@ from lmi_handlers.web.custom_code import CustomCodeView
 from lmi_handlers.web.exchange import Exchange
 from lmi_handlers.web.invocations import InvocationsView
 from lmi_handlers.web.sessions import refuse_session
+from lmi_handlers.web.speech import SpeechView
 
 View = Callable[..., Response]
 """Answers the request that Flask is handling. The arguments are the path's parameters."""
@@ -67,6 +69,8 @@ class _Views:
                 return self._status(endpoint)
             case Invocations():
                 return InvocationsView(self._generating, endpoint, self._properties).invoke
+            case Transcribed():
+                return self._speech(endpoint)
             case Invoked():
                 return CustomCodeView(self._custom, endpoint.dialects[0], self._properties).invoke
         raise TypeError(f"no view for {type(endpoint).__name__}")
@@ -80,6 +84,11 @@ class _Views:
     def _custom(self) -> CustomModel:
         assert isinstance(self._model, CustomModel)  # noqa: S101  as above
         return self._model
+
+    def _speech(self, endpoint: Transcribed) -> View:
+        (dialect,) = endpoint.dialects
+        assert isinstance(dialect, SpeechDialect)  # noqa: S101  for the type checker
+        return SpeechView(self._custom, dialect, self._properties).transcribe
 
     def _generation(self, endpoint: Generation) -> View:
         model = self._generating
