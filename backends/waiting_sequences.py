@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
+from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestError, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -100,4 +100,5 @@ def refusal(request_id: str, error: RequestError) -> TokenOutput:
         error=error.message if isinstance(error, InvalidRequest) else str(error),
         invalid_request=isinstance(error, InvalidRequest),
         invalid_field=error.field if isinstance(error, InvalidRequest) else None,
+        overloaded=isinstance(error, QueueFull),
     )

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from backends.remote.options import KEY_VARIABLE
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import MODEL_VARIABLE
 from lmi_handlers.core.redaction import redacted
 
 
@@ -27,6 +28,14 @@ def engine_url(text: str) -> str:
     if parts.query or parts.fragment:
         raise ConfigError(f"option.engine_url has value {shown!r}: must end with the host, the port or a path")
     return text.rstrip("/")
+
+
+def is_operators(environ: Mapping[str, str], variable: str, text: str) -> bool:
+    """Tell whether the operator has given the address or the command, and not only a model.
+
+    On a server with several models, somebody else may have written a model's serving.properties.
+    """
+    return not environ.get(MODEL_VARIABLE) or environ.get(variable, "").strip() == text
 
 
 def engine_key(environ: Mapping[str, str]) -> str | None:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from backends.base import Backend, ModelFiles
 from backends.max_model_len import choose_max_model_len
 from backends.remote import DECLARATION
-from backends.remote.address import engine_key, engine_url
+from backends.remote.address import engine_key, engine_url, is_operators
 from backends.remote.client import Client
 from backends.remote.command import StartedEngine, engine_command
-from backends.remote.options import DEFAULT_BATCH_SIZE, RemoteOptions
+from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOptions
 from backends.remote.protocol import Description, Protocol, Sequence
 from backends.remote.start import compare_tokenizer, find_protocol
 from backends.remote.streams import EventLoop, Streams
@@ -66,14 +66,17 @@ class RemoteBackend(Backend):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> RemoteBackend:
         """Wait for the remote. Raises `ConfigError` if it is not what the options say."""
         url, command = _where(properties)
-        key = engine_key(os.environ)
-        name = properties.options_of(RemoteOptions).engine_protocol
+        options = properties.options_of(RemoteOptions)
+        environ = dict(os.environ)
+        if not _is_operators(options):
+            environ.pop(KEY_VARIABLE, None)
+        key, name = engine_key(environ), options.engine_protocol
         started: StartedEngine | None = None
         with contextlib.ExitStack() as ends:
             if command is None:
                 report(LoadPhase.RESOURCES)
             else:
-                started = StartedEngine(command)
+                started = StartedEngine(command, environ)
                 ends.callback(started.close)
                 url = started.url
             loop = EventLoop()
@@ -162,6 +165,13 @@ def _where(properties: ServingProperties) -> tuple[str, list[str] | None]:
     if options.engine_command is not None:
         return "", engine_command(options.engine_command)
     return engine_url(options.engine_url or ""), None
+
+
+def _is_operators(options: RemoteOptions) -> bool:
+    """Tell whether the remote may have the key."""
+    if options.engine_command is not None:
+        return is_operators(os.environ, "OPTION_ENGINE_COMMAND", options.engine_command)
+    return is_operators(os.environ, "OPTION_ENGINE_URL", options.engine_url or "")
 
 
 def _nothing() -> None:

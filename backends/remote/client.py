@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestError, RequestFailed
 
 MAX_EVENT = 1 << 20
 """Bytes of one event of a stream: some tokens with their log probabilities."""
@@ -29,6 +29,10 @@ _LONGEST_MESSAGE = 400
 
 ConnectionFailed = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 """Raised if the remote cannot be reached, or closes the connection."""
+
+
+NotConnected = (aiohttp.ClientConnectorError,)
+"""Those of `ConnectionFailed` that are raised before anything was sent."""
 
 
 class RemoteAnswer(NamedTuple):
@@ -76,8 +80,8 @@ class Client:
     async def events(self, path: str, body: Any, *, longest: int = MAX_EVENT) -> AsyncGenerator[bytes, None]:
         """Yield the data of each event of a stream.
 
-        Raises one of `ConnectionFailed`, `InvalidRequest` if the remote says that the request is wrong, and
-        `RequestFailed` for any other status and for what is not a stream of events.
+        Raises one of `ConnectionFailed`, the error of `rejection` if the remote does not accept the request, and
+        `RequestFailed` for what is not a stream of events.
         """
         async with self._request(path, body) as response:
             await _check(response)
@@ -120,10 +124,20 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     """Raise an error unless the remote has accepted the request."""
     if response.status == 200:
         return
-    message = error_message(await _read(response, MAX_ANSWER))
-    if response.status in (400, 413, 422):
-        raise InvalidRequest(f"the remote engine rejected the request: {message}")
-    raise RequestFailed(f"the remote engine answered with status {response.status}: {message}")
+    raise rejection(response.status, error_message(await _read(response, MAX_ANSWER)))
+
+
+def rejection(status: int | str | None, message: str) -> RequestError:
+    """Return the error for a request that the remote has rejected, or has not answered to its end.
+
+    `InvalidRequest` if the remote says that the request is wrong, `QueueFull` if it has no room for it.
+    """
+    if str(status) in ("400", "413", "422"):
+        return InvalidRequest(f"the remote engine rejected the request: {message}")
+    if str(status) in ("429", "503"):
+        return QueueFull(f"the remote engine accepts no more requests (status {status}): {message}")
+    shown = f" (status {status})" if isinstance(status, int) and 0 < status < 1000 else ""
+    return RequestFailed(f"the remote engine ended the request{shown}: {message}")
 
 
 def error_message(body: bytes) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import socket
+from collections.abc import Mapping
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.workers.environment import child_environment
@@ -36,14 +36,15 @@ def engine_command(text: str) -> list[str]:
 class StartedEngine:
     """The engine as a process of ours. It writes to our log, and ends with this process, however that ends."""
 
-    def __init__(self, command: list[str]) -> None:
-        """Start it. Raises `LoadFailed`."""
+    def __init__(self, command: list[str], environ: Mapping[str, str]) -> None:
+        """Start it with the variables of `environ` that it may have. Raises `LoadFailed`."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         words = [word.replace(PORT, str(port)) for word in command]
-        environ = child_environment(os.environ, gets_models=True)
         try:
-            self._process = KeptProcess(_FOREIGN, *words, environ=environ, stdout=_STANDARD_ERROR)
+            self._process = KeptProcess(
+                _FOREIGN, *words, environ=child_environment(environ, gets_models=True), stdout=_STANDARD_ERROR
+            )
         except OSError as error:
             raise LoadFailed(f"option.engine_command: it cannot be started: {error}") from error
         self.url = f"http://127.0.0.1:{port}"

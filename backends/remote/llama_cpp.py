@@ -10,7 +10,7 @@ import msgspec
 from backends.json_schema import explicit_json
 from backends.remote.client import Client, one_line
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, check_key, read
+from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, Tokens, check_key, read
 from lmi_handlers.core.errors import RequestFailed, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import StructuredOutputs
@@ -58,10 +58,6 @@ class _Props(msgspec.Struct):
     model_path: str
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
 class LlamaCppProtocol(Protocol):
     """llama.cpp's server of 2026.
 
@@ -94,7 +90,7 @@ class LlamaCppProtocol(Protocol):
     async def tokenize(self, client: Client, text: str) -> list[int] | None:
         """Ask for the tokens without BOS."""
         body = {"content": text, "add_special": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), _Tokens)
+        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
         return None if found is None else found.tokens
 
     def body(self, sequence: Sequence) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from backends.remote.client import MAX_EVENT, Client, RemoteAnswer, error_message
-from lmi_handlers.core.errors import ConfigError, RequestFailed
+from backends.remote.client import MAX_EVENT, Client, RemoteAnswer, error_message, one_line, rejection
+from lmi_handlers.core.errors import ConfigError, RequestError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -63,6 +63,36 @@ class Description(msgspec.Struct, frozen=True):
     model: str
     max_model_len: int | None = None
     unsupported: tuple[str, ...] = ()
+
+
+class Error(msgspec.Struct):
+    """An error in place of an event. vLLM and SGLang have adopted it from OpenAI."""
+
+    message: str = ""
+    code: int | str | None = None
+
+    def as_error(self) -> RequestError:
+        """Return the error with which the sequence ends."""
+        return rejection(self.code, one_line(self.message))
+
+
+class ModelInfo(msgspec.Struct):
+    """A model in the answer of `/v1/models`."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class Models(msgspec.Struct):
+    """The answer of `/v1/models`, of vLLM and SGLang alike."""
+
+    data: list[ModelInfo]
+
+
+class Tokens(msgspec.Struct):
+    """The answer of `/tokenize`."""
+
+    tokens: list[int]
 
 
 class Protocol(ABC):

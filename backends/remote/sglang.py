@@ -8,10 +8,20 @@ from typing import Any
 import msgspec
 
 from backends.json_schema import explicit_json
-from backends.remote.client import MAX_EVENT, Client, one_line
+from backends.remote.client import MAX_EVENT, Client, one_line, rejection
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, check_key, read
-from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from backends.remote.protocol import (
+    ASKING,
+    Description,
+    Error,
+    Models,
+    Protocol,
+    Reader,
+    Sequence,
+    Tokens,
+    check_key,
+    read,
+)
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
@@ -37,15 +47,10 @@ class _Meta(msgspec.Struct):
     output_top_logprobs: list[list[_Logprob] | None] | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int | str | None = None
-
-
 class _Answer(msgspec.Struct):
     output_ids: list[int] = []
     meta_info: _Meta | None = None
-    error: _Error | None = None
+    error: Error | None = None
 
 
 class _ModelInfo(msgspec.Struct):
@@ -55,18 +60,6 @@ class _ModelInfo(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     enable_deterministic_inference: bool = False
-
-
-class _Model(msgspec.Struct):
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
 
 
 class SGLangProtocol(Protocol):
@@ -91,7 +84,7 @@ class SGLangProtocol(Protocol):
         info = read(answer, _ModelInfo)
         if info is None or not info.is_generation:
             return None
-        models = read(await client.ask("/v1/models", seconds=ASKING), _Models)
+        models = read(await client.ask("/v1/models", seconds=ASKING), Models)
         server = read(await client.ask("/get_server_info", seconds=ASKING), _ServerInfo)
         seeds = server is not None and server.enable_deterministic_inference
         length = models.data[0].max_model_len if models is not None and models.data else None
@@ -100,7 +93,7 @@ class SGLangProtocol(Protocol):
     async def tokenize(self, client: Client, text: str) -> list[int] | None:
         """Ask for the tokens without BOS. Older versions have no such route."""
         body = {"prompt": text, "add_special_tokens": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), _Tokens)
+        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
         return None if found is None else found.tokens
 
     def body(self, sequence: Sequence) -> dict[str, Any]:
@@ -145,8 +138,7 @@ class SGLangProtocol(Protocol):
                 return None
             answer = _decoder.decode(data)
             if answer.error is not None:
-                kind = InvalidRequest if answer.error.code in (400, "400") else RequestFailed
-                raise kind(f"the remote engine rejected the request: {one_line(answer.error.message)}")
+                raise answer.error.as_error()
             if answer.meta_info is None:
                 raise ValueError("an event without meta_info")
             meta = answer.meta_info
@@ -197,8 +189,7 @@ def _finish_reason(end: _End | None, params: SamplingParams) -> FinishReason | N
     if end.type == "stop":
         is_stop = isinstance(end.matched, int) and end.matched in params.stop_token_ids
         return FinishReason.STOP_SEQUENCE if is_stop else FinishReason.EOS_TOKEN
-    kind = InvalidRequest if end.status_code == 400 else RequestFailed
-    raise kind(f"the remote engine ended the request: {one_line(end.message or end.type)}")
+    raise rejection(end.status_code, one_line(end.message or end.type))
 
 
 def _grammar(wanted: StructuredOutputs | None) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backends.remote.client import Client, ConnectionFailed, reason
+from backends.remote.client import Client, ConnectionFailed, NotConnected, reason
 from backends.remote.protocol import Protocol, Sequence
 from backends.waiting_sequences import refusal
-from lmi_handlers.core.errors import RequestError, RequestFailed
+from lmi_handlers.core.errors import QueueFull, RequestError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Streams:
     """The running sequences and their outputs. Checks the remote's health every second.
 
     A remote that has not answered for `patience` seconds counts as dead. One that has produced no token for
-    `longest_silence` no longer counts as making progress, although it answers.
+    `longest_silence` no longer counts as making progress, although it answers. One that says that it is ill, or accepts
+    no connections, but still sends tokens is draining: it counts as dead once its streams have ended.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Streams:
         self._vocab_size = vocab_size
         self._patience = patience
         self._tasks: dict[Sequence, asyncio.Task[None]] = {}
+        self._answered: set[Sequence] = set()
         self._outputs: queue.SimpleQueue[tuple[Sequence, TokenOutput]] = queue.SimpleQueue()
         self._last_token = time.monotonic()
         self.progress = 0
@@ -106,7 +108,11 @@ class Streams:
             self._last_token = time.monotonic()
         task = asyncio.get_running_loop().create_task(self._run(sequence, body))
         self._tasks[sequence] = task
-        task.add_done_callback(lambda _: self._tasks.pop(sequence, None))
+        task.add_done_callback(lambda _: self._ended(sequence))
+
+    def _ended(self, sequence: Sequence) -> None:
+        self._tasks.pop(sequence, None)
+        self._answered.discard(sequence)
 
     def _cancel(self, sequence: Sequence) -> None:
         task = self._tasks.pop(sequence, None)
@@ -119,6 +125,8 @@ class Streams:
             await self._read(sequence, body)
         except RequestError as error:
             self._fail(sequence, error)
+        except NotConnected as error:
+            self._fail(sequence, QueueFull(f"the remote engine accepts no more requests: {reason(error)}"))
         except ConnectionFailed as error:
             self._fail(sequence, RequestFailed(f"the connection to the remote engine broke: {reason(error)}"))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -168,6 +176,7 @@ class Streams:
             if logprobs is not None and len(logprobs) != len(output.token_ids):
                 raise RequestFailed("the remote engine did not send the log probability of each token")
         self._last_token = time.monotonic()
+        self._answered.add(sequence)
         self._outputs.put((sequence, output))
         return count
 
@@ -186,15 +195,19 @@ class Streams:
                     self.death = f"it has not answered for {self._patience:g} s"
             except (*ConnectionFailed, RequestError) as error:
                 failures += 1
-                if failures >= _FAILURES:
+                if failures >= _FAILURES and not self._drains():
                     self.death = reason(error)
             else:
                 answered = time.monotonic()
                 failures = failures + 1 if status >= 500 else 0
-                if failures >= _FAILURES:
+                if failures >= _FAILURES and not self._drains():
                     self.death = f"{self._protocol.health} has status {status}"
                 if answered - self._last_token < longest_silence(self._protocol, self._tasks, self._patience):
                     self.progress += 1
+
+    def _drains(self) -> bool:
+        """Tell whether some stream has begun that may still go on. Those of a remote that has ended break at once."""
+        return bool(self._answered) and time.monotonic() - self._last_token < self._patience
 
 
 def longest_silence(protocol: Protocol, running: Iterable[Sequence], patience: float) -> float:

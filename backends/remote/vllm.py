@@ -9,8 +9,19 @@ import msgspec
 from backends.json_schema import explicit_json
 from backends.remote.client import Client, one_line
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, check_key, read
-from lmi_handlers.core.errors import ConfigError, InvalidRequest, RequestFailed
+from backends.remote.protocol import (
+    ASKING,
+    Description,
+    Error,
+    Models,
+    Protocol,
+    Reader,
+    Sequence,
+    Tokens,
+    check_key,
+    read,
+)
+from lmi_handlers.core.errors import ConfigError, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
@@ -54,34 +65,16 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int | str | None = None
-
-
 class _Answer(msgspec.Struct):
     """An event, or the whole answer, which also has `prompt_logprobs`."""
 
     choices: list[_Choice] = []
-    error: _Error | None = None
+    error: Error | None = None
     prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class _Version(msgspec.Struct):
     version: str
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
 
 
 class VLLMProtocol(Protocol):
@@ -102,7 +95,7 @@ class VLLMProtocol(Protocol):
             return None
         answer = await client.ask("/v1/models", seconds=ASKING)
         check_key(answer, KEY_VARIABLE)
-        models = read(answer, _Models)
+        models = read(answer, Models)
         if models is None or not models.data:
             return None
         if (await client.ask(self.path, {}, seconds=ASKING)).status == 404:
@@ -112,7 +105,7 @@ class VLLMProtocol(Protocol):
     async def tokenize(self, client: Client, text: str) -> list[int] | None:
         """A server with `--tokens-only` does not say."""
         body = {"prompt": text, "add_special_tokens": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), _Tokens)
+        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
         return None if found is None else found.tokens
 
     def body(self, sequence: Sequence) -> dict[str, Any]:
@@ -159,8 +152,7 @@ class VLLMProtocol(Protocol):
                 return None
             answer = _decoder.decode(data)
             if answer.error is not None:
-                kind = InvalidRequest if answer.error.code in (400, "400") else RequestFailed
-                raise kind(f"the remote engine rejected the request: {one_line(answer.error.message)}")
+                raise answer.error.as_error()
             if not answer.choices:
                 return None
             choice = answer.choices[0]

@@ -39,6 +39,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     `error` is the cause if `finish_reason` is ERROR. Only this sequence has failed, not the engine. `invalid_request`
     is set if the client's request is to blame, and `invalid_field` is the field of `SamplingParams` at fault, if known.
+    `overloaded` is set if the engine had no room for the sequence, and may have it later.
 
     `embedding` is the result of a request with `PoolingParams`, as little-endian float32 numbers. It comes in the only
     output, which has no tokens and ends with EOS_TOKEN. For "embed_all" it has the vectors of all tokens one after the
@@ -56,6 +57,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     error: str | None = None
     invalid_request: bool = False
     invalid_field: str | None = None
+    overloaded: bool = False
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     embedding: bytes | None = None

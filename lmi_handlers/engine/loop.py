@@ -306,7 +306,9 @@ class EngineLoop:
 
 def _error_of(output: TokenOutput) -> RequestError:
     cause = output.error or "the engine gave no cause"
-    return InvalidRequest(cause, field=output.invalid_field) if output.invalid_request else RequestFailed(cause)
+    if output.invalid_request:
+        return InvalidRequest(cause, field=output.invalid_field)
+    return QueueFull(cause) if output.overloaded else RequestFailed(cause)
 
 
 def _refuse(worker: Worker, message: LoadAdapter | UnloadAdapter) -> None:

@@ -60,6 +60,7 @@ def _join(parts: list[SequenceOutput]) -> SequenceOutput:
         error=outputs[-1].error,
         invalid_request=outputs[-1].invalid_request,
         invalid_field=outputs[-1].invalid_field,
+        overloaded=outputs[-1].overloaded,
         num_prompt_tokens=outputs[0].num_prompt_tokens,
         num_cached_tokens=outputs[0].num_cached_tokens,
     )

@@ -35,6 +35,7 @@ from backends.remote.sglang import SGLangProtocol
 from backends.remote.streams import longest_silence
 from backends.remote.vllm import VLLMProtocol
 from lmi_handlers.core.errors import ConfigError, EngineDead
+from lmi_handlers.core.log import MODEL_VARIABLE
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -104,7 +105,7 @@ def test_command_ends_with_its_parent() -> None:
     program = shlex.join([sys.executable, token_server.__file__])
     code = (
         "from backends.remote.command import StartedEngine, engine_command\n"
-        f"engine = StartedEngine(engine_command({program + ' {port}'!r}))\n"
+        f"engine = StartedEngine(engine_command({program + ' {port}'!r}), {{}})\n"
         "print(flush=True)\nimport time\ntime.sleep(3600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -339,6 +340,16 @@ def test_events_in_pieces(driver: Driver) -> None:
     assert tokens(driver.generate([faults.PIECES, 5], max_tokens=3)) == [6, 7, 8]
 
 
+@pytest.mark.parametrize("fault", [faults.OVERLOADED, faults.TOO_BUSY])
+def test_remote_without_room(backend: RemoteBackend, fault: int) -> None:
+    backend.add_request(
+        TokenRequest(request_id="a", prompt=EncodedPrompt([fault, 5]), sampling_params=SamplingParams())
+    )
+    output = last_output(backend)[-1]
+    assert (output.overloaded, output.invalid_request) == (True, False)
+    backend.check_health()
+
+
 def test_what_the_remote_rejects_is_the_clients_fault(backend: RemoteBackend) -> None:
     cause, invalid = failure(backend, [faults.REFUSED])
     assert says(cause, "rejected top_k is odd")
@@ -350,7 +361,8 @@ def test_killed_remote(remote: TokenServer, backend: RemoteBackend, driver: Driv
     wait_until(driver.step)
     remote.stop()
     assert says(last_output(backend)[-1].error, "connection broke")
-
+    backend.add_request(TokenRequest(request_id="b", prompt=EncodedPrompt([5]), sampling_params=SamplingParams()))
+    assert last_output(backend)[-1].overloaded
     with raises(EngineDead, "remote engine gone"):
         wait_until(backend.check_health)
 
@@ -364,6 +376,18 @@ def test_remote_that_hangs_or_fails(remote: TokenServer, how: str) -> None:
     with raises(EngineDead, "not answered 4 s" if how == "hangs" else "/health status 503"):
         wait_until(backend.check_health)
     backend.close()
+
+
+def test_remote_that_drains(remote: TokenServer, backend: RemoteBackend, driver: Driver) -> None:
+    """The streams that it has begun may end."""
+    hung = driver.add([faults.HANG, 5], max_tokens=40)
+    wait_until(lambda: driver.step() or driver.outputs[hung])
+    remote.sick, looks = True, remote.looks
+    wait_until(lambda: remote.looks > looks + 3)
+    backend.check_health()
+    driver.abort(hung)
+    with raises(EngineDead, "remote engine gone"):
+        wait_until(backend.check_health)
 
 
 @pytest.mark.model
@@ -403,6 +427,31 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
         load(server.url, engine_protocol="vllm")
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
     load(server.url).close()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("environ", "gets_it"),
+    [
+        ({}, True),
+        ({MODEL_VARIABLE: "m"}, False),
+        ({MODEL_VARIABLE: "m", "OPTION_ENGINE_URL": "http://elsewhere"}, False),
+        ({MODEL_VARIABLE: "m", "OPTION_ENGINE_URL": "{url}"}, True),
+    ],
+)
+def test_only_an_address_of_the_operator_gets_the_key(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], gets_it: bool
+) -> None:
+    """On a server with several models, each has a serving.properties of its own."""
+    server = TokenServer(key="s3cret")
+    monkeypatch.setenv(KEY_VARIABLE, "s3cret")
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text.format(url=server.url))
+    if gets_it:
+        load(server.url).close()
+    else:
+        with raises(ConfigError, f"key {KEY_VARIABLE} Unauthorized"):
+            load(server.url)
     server.stop()
 
 

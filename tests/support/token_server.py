@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 2048
 HANG, DROP, RUBBISH, WRONG_TYPE, WRONG_ID, NEGATIVE_ID, TOO_MANY, NO_END, LONG_LINE, EMPTY, NOT_EVENTS, MOVED = range(
     1000, 1012
 )
-REFUSED, OVERLOADED, ERROR_EVENT, UNKNOWN_END, WRONG_ALTERNATIVE, PIECES = range(1012, 1018)
+REFUSED, OVERLOADED, ERROR_EVENT, UNKNOWN_END, WRONG_ALTERNATIVE, PIECES, TOO_BUSY = range(1012, 1019)
 
 
 class TokenServer:
@@ -29,7 +29,8 @@ class TokenServer:
 
     `tokens` are its tokens of any text, None if it does not say. With a `key`, it refuses requests without it.
     `pace` is the time between two tokens of a stream. `bodies` are the requests that it has got, `running` is how many it
-    answers just now. So many requests as `not_ready` says are answered with 502, except those about its health.
+    answers just now, `looks` how often it was asked for its health. So many requests as `not_ready` says are answered with
+    502, except those about its health.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TokenServer:
         self.abandoned = 0
         self.hangs = False
         self.sick = False
+        self.looks = 0
         self.not_ready = 0
         self._tokens = tokens
         self._key = key
@@ -78,6 +80,7 @@ class TokenServer:
         if self.hangs:
             await asyncio.sleep(3600)
         if request.path == "/health":
+            self.looks += 1
             return web.Response(status=503 if self.sick else 200)
         if self.not_ready:
             self.not_ready -= 1
@@ -234,6 +237,7 @@ _EVENTS = {
     LONG_LINE: b"data: " + b"x" * (3 << 20),
     EMPTY: _event({"choices": []}) * 2000,
     ERROR_EVENT: _event({"error": {"message": "out of blocks", "code": 500}}),
+    TOO_BUSY: _event({"error": {"message": "the queue is full", "code": "429"}}),
     WRONG_ALTERNATIVE: _with_tokens(
         7, logprobs={"content": [{"token_id": 7, "logprob": -0.5, "top_logprobs": _TOO_HIGH}]}
     ),
