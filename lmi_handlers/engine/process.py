@@ -20,9 +20,8 @@ from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, needs_weights, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
-from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedModel
+from lmi_handlers.core.errors import ConfigError, EngineDead, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
-from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.adapter_manager import AdapterManager
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters, own_adapter
@@ -42,9 +41,9 @@ from lmi_handlers.model_files.locate import find_config, find_gguf
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 from lmi_handlers.text.bundle import (
-    TextBundle,
     build_byte_bundle,
     build_text_bundle,
+    check_sampling_defaults,
     copy_text_bundle,
     read_chat_template,
 )
@@ -175,6 +174,8 @@ def _load(
         )
         if backend.needs_weights:
             check_weights(model_path, properties)
+    if model_path is not None and properties.generation_config == "auto":
+        check_sampling_defaults(model_path)
     if properties.trust_remote_code:
         withhold_credentials()
     report(LoadPhase.TOKENIZER)
@@ -198,8 +199,6 @@ def _load(
             chat_template=template,
             content_format=properties.chat_template_content_format,
         )
-    if properties.generation_config == "auto":
-        _check_sampling_defaults(bundle)
     if bundle.warning:
         logger.warning(bundle.warning)
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
@@ -240,14 +239,6 @@ def _still_served(found: dict[str, Path], runtime_dir: Path) -> dict[str, Path]:
     if registered is None:
         return found
     return {name: path for name, path in found.items() if name in registered and registered[name].is_own}
-
-
-def _check_sampling_defaults(bundle: TextBundle) -> None:
-    """Raise `ConfigError` if a request could not have the sampling defaults of generation_config.json."""
-    try:
-        msgspec.convert(bundle.sampling_defaults, SamplingParams)
-    except (msgspec.ValidationError, InvalidRequest) as error:
-        raise ConfigError(f"option.generation_config=auto: generation_config.json: {error}") from error
 
 
 def _with(ready: Ready, adapters: tuple[str, ...]) -> Ready:

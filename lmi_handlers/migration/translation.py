@@ -29,10 +29,14 @@ class Sets:
 
 @dataclass(frozen=True)
 class Exports:
-    """The flag is an environment variable here. The value of a secret one is not written down."""
+    """The flag is an environment variable here. The value of a secret one is not written down.
+
+    Several values are in a file, whose path is in the variable `file`, if that is not empty.
+    """
 
     variable: str
     secret: bool = False
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ class Translation:
                     raise ConfigError(f"{flag} has value {text!r}: {error}") from error
                 if value:
                     self.set(option, value, " ".join([flag, *values]))
+            case Exports(_, _, file) if file and len(values) > 1:
+                self.environ[file] = f"'<a file with the values of {flag}>'"
+                self.remarks.append(f"{flag}: the file has one line per value, with a label before it")
             case Exports(variable, secret):
                 self.environ[variable] = f"'<the value of {flag}>'" if secret else shlex.quote(text)
             case Passes(option):

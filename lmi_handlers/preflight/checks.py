@@ -45,7 +45,7 @@ from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, unreadable
 from lmi_handlers.preflight.pages import local_runtime_page
 from lmi_handlers.telemetry.settings import TelemetrySettings
-from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_chat_template
+from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, check_sampling_defaults, read_chat_template
 from lmi_handlers.text.chat_template import syntax_error
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
@@ -363,8 +363,11 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
             check_format(configuration.backend, gguf_file, properties)
         if gguf_file is not None and not configuration.backend.takes_gguf:
             check_conversion(gguf_file, default_cache_dir(environ))
-        if path is not None and path.is_dir() and configuration.backend.needs_weights:
-            check_weights(path, properties)
+        if path is not None and path.is_dir():
+            if configuration.backend.needs_weights:
+                check_weights(path, properties)
+            if properties.generation_config == "auto":
+                check_sampling_defaults(path)
     find_adapters(properties, path)
     AdapterSources(properties, path)
     model_cache(properties, environ)

@@ -17,11 +17,12 @@ from typing import Any, Literal
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.files import write_whole
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.near_file import did_you_mean
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.byte_level import byte_characters
 from lmi_handlers.text.checkpoint_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
 from lmi_handlers.text.checkpoint_tokenizer import load_tokenizer
@@ -42,7 +43,8 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `special_tokens` maps names such as "bos_token" to the token's text, for chat templates.
     `chat_templates` maps names to Jinja sources. The usual template is named "default".
     `model_max_length` is in tokens, or None if the model does not set it.
-    `sampling_defaults` has what generation_config.json says of fields of `SamplingParams`. Nothing has checked the values.
+    `sampling_defaults` has what generation_config.json says of fields of `SamplingParams`. `check_sampling_defaults` checks
+    the values, if requests are to have them.
     `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
@@ -119,9 +121,7 @@ def build_text_bundle(
         prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
         token_type_ids="token_type_ids" in tokenizer.model_input_names,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
-        sampling_defaults={
-            name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
-        },
+        sampling_defaults=_sampling_defaults(generation_config),
     )
     return _write(bundle, backend, directory)
 
@@ -260,6 +260,18 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise load_failure(ConfigError(f"{file} cannot be read: {error}"), error) from error
+
+
+def check_sampling_defaults(model_dir: Path) -> None:
+    """Raise `ConfigError` if a request could not have the sampling defaults of generation_config.json."""
+    try:
+        msgspec.convert(_sampling_defaults(_read_json(model_dir / "generation_config.json")), SamplingParams)
+    except (msgspec.ValidationError, InvalidRequest) as error:
+        raise ConfigError(f"option.generation_config=auto: generation_config.json: {error}") from error
+
+
+def _sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None}
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ VLLM = """CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-8B --max-model-len 32k 
 
 VLLM_FILE = """\
 # Made by lmi check --from vllm. Save it as serving.properties, and start the server with
-#   CUDA_VISIBLE_DEVICES=0,1 API_KEY='<the value of --api-key>' lmi serve --model-dir . --port 9000
+#   CUDA_VISIBLE_DEVICES=0,1 LMI_API_KEY_FILE='<a file with the values of --api-key>' lmi serve --model-dir . --port 9000
 
 # vllm serve
 option.rolling_batch=vllm
@@ -116,6 +116,7 @@ option.seed=-1
 option.compilation_config={"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_quant": true}}
 
 # Not in this file:
+#   --api-key: the file has one line per value, with a label before it
 #   --uvicorn-log-level: the HTTP server is gunicorn; LOG_FORMAT and option.client_timeout are its settings
 """
 
