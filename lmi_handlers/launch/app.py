@@ -82,16 +82,28 @@ class ModelApp(Flask):
         return func
 
 
+_kept: Configuration | StoreConfiguration | None = None
+
+
+def keep(configuration: Configuration | StoreConfiguration) -> None:
+    """Let `create_app` take this configuration, in this process and those that are forked from it.
+
+    A web worker that replaces another has the configuration of its engine, even if serving.properties has changed.
+    """
+    global _kept
+    _kept = configuration
+
+
 def create_app() -> ModelApp | Dispatcher:
-    """Create the application from serving.properties and the environment. Raises `ConfigError`.
+    """Create the application from serving.properties and the environment, or from what `keep` was given.
 
     The engine runs in another process. The environment variable `LMI_ENGINE_SOCKET` names its socket; gunicorn's
-    configuration `python:lmi_handlers.gunicorn_conf` starts an engine and sets the variable.
+    configuration `python:lmi_handlers.gunicorn_conf` starts an engine and sets the variable. Raises `ConfigError`.
     """
     worker_traces()  # its imports take a moment, which no request should wait for
-    if (store := read_store(os.environ)) is not None:
-        return store_app(store)
-    configuration = read_configuration(os.environ)
+    configuration = _kept or read_store(os.environ) or read_configuration(os.environ)
+    if isinstance(configuration, StoreConfiguration):
+        return store_app(configuration)
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(_not_started(SOCKET_VARIABLE))
     bodies = ArrivingBodies.of(configuration.properties.max_request_size)

@@ -245,8 +245,11 @@ def _addresses(server: Any) -> list[Address]:
 
 
 def _tell_host(addresses: list[Address]) -> None:
-    """Pass the listening host to the workers, which are forked later, and log who can connect."""
+    """Pass the configuration and the listening host to the workers, which are forked later, and log who can connect."""
+    from lmi_handlers.launch.app import keep  # not earlier: its imports take half a second
+
     os.environ["LMI_HOST"] = host = host_of(addresses)
+    keep(msgspec.structs.replace(_configuration, settings=msgspec.structs.replace(_settings, host=host)))
     key = key_variable(os.environ)
     no_console = why_no_pages(_properties.console, host, os.environ)
     logger.info(who_can_connect(addresses, key=key, no_console=no_console))

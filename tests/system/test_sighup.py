@@ -14,7 +14,10 @@ ECHO = "option.rolling_batch=echo\noption.web_workers=2\noption.echo_tokens_per_
 
 
 def test_ping_is_200_while_workers_are_replaced(start_server: StartServer) -> None:
-    """The old workers, too, which finish their requests, answer connections that came before the signal."""
+    """The old workers, too, which finish their requests, answer connections that came before the signal.
+
+    The new ones have the configuration of the engine, whatever has become of serving.properties.
+    """
     server = start_server(ECHO)
 
     def workers() -> set[int]:
@@ -33,6 +36,7 @@ def test_ping_is_200_while_workers_are_replaced(start_server: StartServer) -> No
         assert all(next(each) for each in parts)
         pings = [stack.enter_context(connect(server, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")) for _ in range(16)]
         statuses.add(server.ping().status_code)  # by now, all connections have been accepted
+        (server.directory / "serving.properties").write_text("option.no_such_backend=1\noption.rolling_batch=none\n")
         server.process.send_signal(signal.SIGHUP)
 
         def replaced() -> bool:
