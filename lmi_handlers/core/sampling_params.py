@@ -126,7 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return msgspec.structs.replace(self, n=1, seed=seed, stop=())
 
 
-_FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_FLOATS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.type is float)
 _INT64 = 2**63 - 1
 NO_BUDGET = -1
 """`thinking_token_budget` without a maximum, as in vLLM."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+from collections.abc import Container
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -9,10 +14,16 @@ import pytest
 from facts import raises
 
 from backends import BACKENDS, registry
+from backends.features import OF_THE_TEXT_LAYER
+from backends.remote.protocol import Protocol
+from backends.remote.start import PROTOCOLS
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 from lmi_handlers.config.option import Option, PositiveInt
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[2]
 
 
 class SameOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +51,37 @@ def declare(**fields: Any) -> BackendDeclaration:
 def test_our_backends_are_usable() -> None:
     assert list(registry().backends) == list(BACKENDS)
     assert registry().unusable == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "folders"),
+    [
+        ("transformers", ("paged", "sampling")),
+        ("openvino", ("paged", "sampling")),
+        ("vllm", ("vllm",)),
+        ("lmi_dist", ("vllm",)),
+        ("tensorrt_llm", ("tensorrt_llm",)),
+    ],
+)
+def test_no_sampling_parameter_is_forgotten(name: str, folders: tuple[str, ...]) -> None:
+    """An engine that neither reads a new parameter nor says that it does not support it would ignore it."""
+    files = [file for folder in folders for file in (ROOT / "backends" / folder).glob("*.py")]
+    code = "\n".join(file.read_text() for file in files if file.name != "__init__.py")
+    assert _unread(code, registry().backends[name].unsupported) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values())
+def test_no_sampling_parameter_is_forgotten_by_a_protocol(protocol: type[Protocol]) -> None:
+    unsupported = {*registry().backends["remote"].unsupported, *protocol.unsupported}
+    modules = (protocol.__module__, Protocol.__module__, "backends.remote.backend")
+    code = "\n".join(inspect.getsource(importlib.import_module(module)) for module in modules)
+    assert _unread(code, unsupported) == []
+
+
+def _unread(code: str, unsupported: Container[str]) -> list[str]:
+    """The sampling parameters that the code does not name, and that are not declared as unsupported either."""
+    theirs = [name for name in SamplingParams.__struct_fields__ if name not in OF_THE_TEXT_LAYER]
+    return [name for name in theirs if name not in unsupported and not re.search(rf"\b{name}\b", code)]
 
 
 def test_option_that_two_backends_declare() -> None:
