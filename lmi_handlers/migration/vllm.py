@@ -18,7 +18,6 @@ from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.migration.command import MANY, read_command, read_flags
 from lmi_handlers.migration.translation import Exports, Lacks, Meaning, Passes, Sets, Translation
-from lmi_handlers.web.api_keys import KEY_FILE
 
 _PROGRAMS = (
     ("vllm", "serve"),
@@ -188,7 +187,7 @@ _MEANINGS: dict[str, Meaning] = {
     "scheduling_policy": Lacks("requests wait in the server's queue, which honours `priority` always"),
     "host": Passes("--host"),
     "port": Passes("--port"),
-    "api_key": Exports("API_KEY", secret=True, file=KEY_FILE),
+    "api_key": Exports("API_KEY", secret=True, file="LMI_API_KEY_FILE"),
     "hf_token": Exports("HF_TOKEN", secret=True),
     "download_dir": Exports("HF_HUB_CACHE"),
     "otlp_traces_endpoint": Lacks(
