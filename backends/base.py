@@ -30,6 +30,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.
 
+    `runtime_dir` is a folder of the server's, in which only this user may read, and which is gone once the server has ended.
+
     `thinking` are the marks around the model's thoughts. If they are not known, no request has a
     `thinking_token_budget`.
     """
@@ -43,6 +45,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 1
     adapters: dict[str, Path] = {}
     thinking: ThinkingMarks | None = None
+    runtime_dir: Path | None = None
 
 
 class Backend(ABC):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from backends.base import Backend, ModelFiles
 from backends.max_model_len import choose_max_model_len
@@ -71,17 +73,17 @@ class RemoteBackend(Backend):
         if not _is_operators(options):
             environ.pop(KEY_VARIABLE, None)
         key, name = engine_key(environ), options.engine_protocol
-        started: StartedEngine | None = None
+        started, unix_socket = None, None
         with contextlib.ExitStack() as ends:
             if command is None:
                 report(LoadPhase.RESOURCES)
             else:
-                started = StartedEngine(command, environ)
+                started = StartedEngine(command, environ, model.runtime_dir or Path(tempfile.gettempdir()))
                 ends.callback(started.close)
-                url = started.url
+                url, unix_socket = started.url, started.socket
             loop = EventLoop()
             ends.callback(loop.close)
-            client = loop.run(_connect(url, key))
+            client = loop.run(_connect(url, key, unix_socket))
             ends.callback(lambda: loop.run(client.close()))
             protocol, description = loop.run(
                 find_protocol(client, name, url, report, _nothing if started is None else started.check_loading)
@@ -178,5 +180,5 @@ def _nothing() -> None:
     """Does nothing: the server has not started this remote, so there is no process to check."""
 
 
-async def _connect(url: str, key: str | None) -> Client:
-    return Client(url, key)
+async def _connect(url: str, key: str | None, unix_socket: Path | None) -> Client:
+    return Client(url, key, unix_socket)

@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -43,15 +44,23 @@ class RemoteAnswer(NamedTuple):
 
 
 class Client:
-    """A session with one remote. Made and used in an event loop. `key` is the remote's, None if it needs none."""
+    """A session with one remote. Made and used in an event loop. `key` is the remote's, None if it needs none.
 
-    def __init__(self, url: str, key: str | None) -> None:
+    With `unix_socket`, that is the path of its Unix socket, and the URL only has the name of the host that it is told.
+    """
+
+    def __init__(self, url: str, key: str | None, unix_socket: Path | None = None) -> None:
         headers = {"Accept-Encoding": "identity"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         self._url = url
+        connector: aiohttp.BaseConnector
+        if unix_socket is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        else:
+            connector = aiohttp.UnixConnector(str(unix_socket), limit=0, keepalive_timeout=_IDLE_SECONDS)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+            connector=connector,
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             auto_decompress=False,  # a few compressed bytes may be many

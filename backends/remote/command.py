@@ -1,18 +1,20 @@
-"""Starts the remote engine itself, on a port of the loopback interface, as `option.engine_command` says."""
+"""Starts the remote engine itself, on a Unix socket or on a port of the loopback interface, as `option.engine_command` says."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.workers.environment import child_environment
 from lmi_handlers.workers.process import KeptProcess, describe
 
-PORT = "{port}"
-"""Stands for the port in the command."""
+PORT, SOCKET = "{port}", "{socket}"
+"""Stand for the port or for the path of the Unix socket in the command."""
 
 _FOREIGN = "lmi_handlers.workers.foreign"
 _STANDARD_ERROR = 2
@@ -24,9 +26,9 @@ def engine_command(text: str) -> list[str]:
         command = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"option.engine_command cannot be split into words: {error}") from error
-    if not command or not any(PORT in word for word in command[1:]):
+    if sum(any(place in word for word in command[1:]) for place in (PORT, SOCKET)) != 1:
         raise ConfigError(
-            f"option.engine_command must have {PORT} among its arguments: the engine must listen on that port"
+            f"option.engine_command must have either {SOCKET} or {PORT} among its arguments: the engine must listen there"
         )
     if shutil.which(command[0]) is None:
         raise ConfigError(f"option.engine_command: there is no program {command[0]!r}")
@@ -36,18 +38,24 @@ def engine_command(text: str) -> list[str]:
 class StartedEngine:
     """The engine as a process of ours. It writes to our log, and ends with this process, however that ends."""
 
-    def __init__(self, command: list[str], environ: Mapping[str, str]) -> None:
-        """Start it with the variables of `environ` that it may have. Raises `LoadFailed`."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        words = [word.replace(PORT, str(port)) for word in command]
+    def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path) -> None:
+        """Start it with the variables of `environ` that it may have. Its socket is in `folder`. Raises `LoadFailed`."""
+        self.socket: Path | None = None
+        if any(SOCKET in word for word in command):
+            self.socket = folder / f"remote-{os.getpid()}.sock"
+            self.socket.unlink(missing_ok=True)
+            self.url = "http://localhost"
+            words = [word.replace(SOCKET, str(self.socket)) for word in command]
+        else:
+            port = _free_port()
+            self.url = f"http://127.0.0.1:{port}"
+            words = [word.replace(PORT, str(port)) for word in command]
         try:
             self._process = KeptProcess(
                 _FOREIGN, *words, environ=child_environment(environ, gets_models=True), stdout=_STANDARD_ERROR
             )
         except OSError as error:
             raise LoadFailed(f"option.engine_command: it cannot be started: {error}") from error
-        self.url = f"http://127.0.0.1:{port}"
 
     @property
     def end(self) -> str:
@@ -64,3 +72,12 @@ class StartedEngine:
     def close(self) -> None:
         """Kill the engine and what it has started."""
         self._process.end()
+        if self.socket is not None:
+            self.socket.unlink(missing_ok=True)
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port

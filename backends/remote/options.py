@@ -29,7 +29,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             "Program that is started as the remote engine, in place of `engine_url`, with its arguments. `{port}` stands for "
-            "the port at which it is to listen: `vllm serve /opt/ml/model --enable-scale-out --port {port}`."
+            "the port at which it is to listen: `vllm serve /opt/ml/model --enable-scale-out --port {port}`. If it can "
+            "listen on a Unix socket, `{socket}` stands for its path: `--uds {socket}`."
         ),
     ] = None
     engine_protocol: Annotated[

@@ -223,6 +223,7 @@ def _load(
         engines=len(settings.replicas),
         adapters={name: files_in_use.enter_context(own_adapter(path, properties)) for name, path in adapters.items()},
         thinking=thinking,
+        runtime_dir=Path(settings.runtime_dir),
     )
     try:
         return backend_class.load(files, properties, report), files

@@ -90,22 +90,26 @@ def failure(backend: RemoteBackend, prompt: list[int], **params: Any) -> tuple[s
     return output.error, output.invalid_request
 
 
-def test_command() -> None:
+@pytest.mark.parametrize("where", ["{port}", "{socket}"])
+def test_command(tmp_path: Path, where: str) -> None:
     program = shlex.join([sys.executable, token_server.__file__])
-    backend = RemoteBackend.load(FILES, serving_properties(engine_command=f"{program} {{port}}"), lambda phase: None)
+    files = msgspec.structs.replace(FILES, runtime_dir=tmp_path)
+    backend = RemoteBackend.load(files, serving_properties(engine_command=f"{program} {where}"), lambda phase: None)
+    assert [path.is_socket() for path in tmp_path.iterdir()] == [True] * (where == "{socket}")
     assert tokens(Driver(backend, (2,), 60.0).generate([8], max_tokens=3)) == [9, 10, 11]
     (engine,) = (process for process in psutil.Process().children() if token_server.__file__ in process.cmdline())
     engine.kill()
     with raises(EngineDead, "remote ended SIGKILL"):
         wait_until(backend.check_health)
     backend.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_command_ends_with_its_parent() -> None:
     program = shlex.join([sys.executable, token_server.__file__])
     code = (
-        "from backends.remote.command import StartedEngine, engine_command\n"
-        f"engine = StartedEngine(engine_command({program + ' {port}'!r}), {{}})\n"
+        "from pathlib import Path\nfrom backends.remote.command import StartedEngine, engine_command\n"
+        f"engine = StartedEngine(engine_command({program + ' {port}'!r}), {{}}, Path())\n"
         "print(flush=True)\nimport time\ntime.sleep(3600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -129,6 +133,7 @@ def test_command_that_ends_while_it_loads() -> None:
     ("command", "words"),
     [
         ("vllm 'serve {port}", "option.engine_command split"),
+        ("vllm serve --port {port} --uds {socket}", "option.engine_command {port} {socket}"),
         ("", "option.engine_command {port}"),
         ("vllm serve --port 8000", "option.engine_command {port}"),
         ("{port}", "option.engine_command {port}"),

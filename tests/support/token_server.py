@@ -25,7 +25,7 @@ REFUSED, OVERLOADED, ERROR_EVENT, UNKNOWN_END, WRONG_ALTERNATIVE, PIECES, TOO_BU
 
 
 class TokenServer:
-    """Listens on a loopback port. Runs in a thread of this process.
+    """Listens on a loopback port, or on the Unix socket whose path `port` is. Runs in a thread of this process.
 
     `tokens` are its tokens of any text, None if it does not say. With a `key`, it refuses requests without it.
     `pace` is the time between two tokens of a stream. `bodies` are the requests that it has got, `running` is how many it
@@ -34,7 +34,7 @@ class TokenServer:
     """
 
     def __init__(
-        self, port: int = 0, *, tokens: list[int] | None = None, key: str | None = None, pace: float = 0.0
+        self, port: int | str = 0, *, tokens: list[int] | None = None, key: str | None = None, pace: float = 0.0
     ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.running = 0
@@ -50,8 +50,9 @@ class TokenServer:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._runner = self._run(self._listen(port))
-        self.port: int = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        if isinstance(port, int):
+            self.port: int = self._runner.addresses[0][1]
+            self.url = f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         """Close all connections, as a process that ends does. A second call does nothing."""
@@ -65,12 +66,15 @@ class TokenServer:
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
-    async def _listen(self, port: int) -> web.AppRunner:
+    async def _listen(self, port: int | str) -> web.AppRunner:
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 26)
         app.add_routes(self.routes())
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        if isinstance(port, str):
+            await web.UnixSite(runner, port).start()
+        else:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
         return runner
 
     @web.middleware
@@ -259,6 +263,6 @@ def _whole(body: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    TokenServer(int(sys.argv[1]))
+    TokenServer(int(sys.argv[1]) if sys.argv[1].isdecimal() else sys.argv[1])
     while True:
         time.sleep(3600)
