@@ -83,11 +83,6 @@ class TestVllm(BackendContract):
     properties = "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=256M"
 
 
-@pytest.mark.long
-class TestLmiDist(TestVllm):
-    name = "lmi_dist"
-
-
 @pytest.mark.model
 class TestTensorRTLLM(BackendContract):
     """The library needs hardware: a stand-in takes its place unless it is installed."""

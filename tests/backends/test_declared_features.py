@@ -11,6 +11,9 @@ from serving_properties import serving_properties
 from backends import declaration, load_backend_class
 from backends.base import ModelFiles
 
+VLLM = ("vllm", "lmi_dist")
+"""Names of the same engine: lmi-dist's declares no feature of its own."""
+
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -18,12 +21,12 @@ from backends.base import ModelFiles
 @pytest.mark.usefixtures("without_flask")
 @pytest.mark.parametrize(
     "name",
-    ["echo", "transformers", "openvino", pytest.param("vllm", marks=pytest.mark.needs("vllm"))],
+    ["echo", "transformers", "openvino", *(pytest.param(name, marks=pytest.mark.needs("vllm")) for name in VLLM)],
 )
 def test_a_loaded_engine_supports_what_the_page_says(name: str, tmp_path: Path) -> None:
     save_architecture("llama", tmp_path)
     files = ModelFiles(path=tmp_path, cache=tmp_path / "cache", eos_token_ids=(), vocab_size=VOCAB_SIZE)
-    extra = {"kv_cache_memory_bytes": "32M"} if name == "vllm" else {}
+    extra = {"kv_cache_memory_bytes": "32M"} if name in VLLM else {}
     properties = serving_properties(dtype="fp32", enforce_eager=True, extra=extra)
     backend = load_backend_class(name).load(files, properties, lambda phase: None)
     try:
