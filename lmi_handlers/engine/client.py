@@ -25,6 +25,7 @@ from lmi_handlers.core.errors import (
     TextDeadline,
     error_of,
 )
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter
@@ -53,11 +54,14 @@ from lmi_handlers.workers.link import Link
 
 logger = logging.getLogger(__name__)
 
+_OUTPUTS_AT_ONCE = 64
+"""Outputs after which other requests get a turn: about two milliseconds of work."""
+
 
 class InFlightRequest:
     """The outputs of one submitted request, as they arrive.
 
-    Each iteration yields a list of all outputs that have arrived since the last one. The iterator ends when every
+    Each iteration yields a list of all outputs that have arrived since the last one, which may be none. It ends when every
     sequence of the request has finished or has been aborted. It raises the error that ended the request: the engine's,
     `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block early aborts the sequences still running.
 
@@ -68,6 +72,8 @@ class InFlightRequest:
     cleared when the iterator raises it.
 
     Whoever iterates may set `silent_at`, a monotonic time. At that time, an empty list is yielded unless there are outputs.
+    Whoever iterates may also set `on_arrival`, which must not wait. It is called with each output once it can be iterated
+    over, and with None if something else has happened, such as an error or the end.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class InFlightRequest:
         self.truncated: str | None = None
         self.failure: LMIError | None = None
         self.silent_at = math.inf
+        self.on_arrival: Callable[[SequenceOutput | None], None] = _ignore
         self._woken_at = math.inf  # only the watcher thread writes it
         self._client = client
         self._sender = sender
@@ -110,7 +117,7 @@ class InFlightRequest:
             if batch:
                 self._begun = self._generates
                 yield batch  # outputs that arrived before an error are still valid
-            elif failure is None and self.silent_at < math.inf:
+            elif failure is None:
                 yield batch
             if isinstance(failure, TextDeadline) and self._begun:
                 yield self._cut(failure.option)
@@ -121,14 +128,21 @@ class InFlightRequest:
                 finally:
                     del failure  # its traceback refers to this frame
 
+    def ready(self) -> bool:
+        """Tell whether iterating goes on at once: something has arrived, or all sequences have ended."""
+        return not self._running or not self._unread.empty()
+
     def close(self) -> None:
         """Abort the sequences that are still running. Nothing is delivered after that."""
         if self._client.forget(self) and self._running:
             self._sender.abort(Abort(self.number))
+        self.on_arrival(None)
+        self.on_arrival = _ignore  # it may refer to this request
 
     def put(self, item: SequenceOutput | LMIError) -> None:
         """Add what has arrived. Called by the client's threads."""
         self._unread.put(item)
+        self.on_arrival(None if isinstance(item, LMIError) else item)
 
     def end(self, failure: LMIError) -> None:
         """End the request at once, in the engine too, even if nobody iterates. Called by the watcher thread."""
@@ -136,7 +150,7 @@ class InFlightRequest:
             self.failure = failure
         if self._client.forget(self):
             self._sender.abort(Abort(self.number))
-        self._unread.put(failure)
+        self.put(failure)
 
     def watch(self, now: float) -> None:
         """End the request if its deadline has been reached at the monotonic time `now`. Called by the watcher.
@@ -150,12 +164,15 @@ class InFlightRequest:
         if now >= silent_at != self._woken_at:
             self._woken_at = silent_at
             self._unread.wake()
+            self.on_arrival(None)
 
     def abort(self, index: int) -> None:
         """Stop sequence `index` because its text is complete. The other sequences continue."""
         if index in self._running:
             self._running.discard(index)
             self._sender.abort(Abort(self.number, index))
+            if not self._running:
+                self.on_arrival(None)
 
     def _cut(self, option: str) -> list[SequenceOutput]:
         """Return the ends of the sequences that are running."""
@@ -175,6 +192,10 @@ class InFlightRequest:
                 if item.output.finish_reason is not None:
                     self._running.discard(item.index)
         return batch, None
+
+
+def _ignore(output: SequenceOutput | None) -> None:
+    """Nobody wants to know."""
 
 
 class EngineClient:
@@ -314,10 +335,12 @@ class EngineClient:
     def _handle(self, message: EngineMessage, sender: EngineSender) -> None:
         if isinstance(message, Outputs):
             generations = self._generations
-            for output in message.outputs:
+            for position, output in enumerate(message.outputs, 1):
                 generation = generations.get(output.number)
                 if generation is not None:
                     generation.put(output)
+                if position % _OUTPUTS_AT_ONCE == 0:
+                    give_way()
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:

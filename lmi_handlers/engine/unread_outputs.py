@@ -54,9 +54,17 @@ class UnreadOutputs:
         if self._queue.empty():
             self._queue.put(_NOTHING)
 
+    def empty(self) -> bool:
+        """Tell whether `take` would wait."""
+        return self._queue.empty()
+
     def take(self) -> list[SequenceOutput | LMIError]:
         """Wait for an item or `wake`, then return all items in order. After `wake`, one belongs to no sequence."""
         items = [self._queue.get()]
+        while not self._queue.empty():
+            items.append(self._queue.get())
+        if len(items) < self._max_unread and not self._unjoined:  # then nobody has found the queue full meanwhile
+            return items
         with self._behind:
             while not self._queue.empty():
                 items.append(self._queue.get())

@@ -6,6 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
@@ -32,8 +34,20 @@ class PooledPrompt:
         return TextDelta(index=self.index, embedding=output.embedding, finish_reason=output.finish_reason)
 
 
+class Reader(Protocol):
+    """Iterates over an answer, and is told when to. Its methods must not wait."""
+
+    def advance(self) -> None:
+        """The next chunk is known, and made without waiting."""
+
+    def resume(self) -> None:
+        """The next chunk is known, or there is none, but to make it may take long."""
+
+
 class Answer:
     """An answer being generated. Iterating yields response bytes in whole records; `close` aborts it.
+
+    There is a chunk for each time that outputs arrive. It is empty if they add nothing yet.
 
     An error before the first bytes is raised. A later error is written as a record, if the format has one, and stored
     in `failure`. Either way it ends the answer.
@@ -75,6 +89,17 @@ class Answer:
     def __iter__(self) -> Iterator[bytes]:
         return self._chunks
 
+    def tell(self, reader: Reader) -> bool:
+        """Tell `reader` from now on when there is a chunk. Returns False, and never does, if any chunk may take long."""
+        if not isinstance(self._generation, InFlightRequest) or self._formatter.waits or self._rewriter is not None:
+            return False
+        self._generation.on_arrival = partial(_tell, reader)
+        return True
+
+    def ready(self) -> bool:
+        """Tell whether iterating goes on without waiting for the engine. Only known after `tell` has returned True."""
+        return isinstance(self._generation, InFlightRequest) and self._generation.ready()
+
     def close(self) -> None:
         """Abort the generation."""
         self._chunks.close()
@@ -92,8 +117,8 @@ class Answer:
                     chunk = b"".join([self._feed(item) for item in batch])
                     if not chunk and time.monotonic() >= generation.silent_at:
                         chunk = self._formatter.keep_alive()
+                    yield chunk
                     if chunk:
-                        yield chunk
                         begun = True
                         if self._keep_alive < math.inf:
                             generation.silent_at = time.monotonic() + self._keep_alive
@@ -170,6 +195,13 @@ class Answer:
 
     def _runner_of_formatter(self, size: int) -> RunBeside:
         return at_once if self._formatter.waits else self._runner(size)
+
+
+def _tell(reader: Reader, output: SequenceOutput | None) -> None:
+    if output is None or output.output.finish_reason is not None or _size(output.output) > _LARGE:
+        reader.resume()
+    else:
+        reader.advance()
 
 
 def _size(output: TokenOutput) -> int:

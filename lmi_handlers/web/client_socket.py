@@ -107,9 +107,8 @@ class ClientSocket:
     def end_request(self, *, complete: bool) -> None:
         """Call this when the answer has been written. `complete` says whether the body was read to its end."""
         self.in_request = False
-        if self._held:  # nothing followed, for example because the answer to a HEAD request has no body
-            with contextlib.suppress(OSError):
-                self.sendall(b"")
+        with contextlib.suppress(OSError):
+            self.flush()  # if nothing followed, for example because the answer to a HEAD request has no body
         if complete and self._phase is not _Phase.FRAMES:  # a WebSocket's client may still be sending
             self._begin(_Phase.IDLE, self._limits.keepalive)
         else:
@@ -223,6 +222,26 @@ class ClientSocket:
         else:
             data, self._held = self._held + data, b""
             self._write(data, *flags)
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a part of the answer's body, framed as gunicorn does, as far as the client takes it without waiting.
+
+        Returns False if some of it is left. `flush` sends that, within the time limits.
+        """
+        self._held += b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        self._ahead = 0
+        if self._sock.gettimeout() != 0:
+            self._sock.settimeout(0)
+        try:
+            self._held = self._held[self._sock.send(self._held) :]
+        except OSError:  # if the client is gone, `flush` says so
+            return False
+        return not self._held
+
+    def flush(self) -> None:
+        """Send what was held or left. Cuts off a client that reads too slowly, as `sendall` does."""
+        if self._held:
+            self.sendall(b"")
 
     def hold_next(self) -> None:
         """Send the next data together with what follows. Call this only if something follows at once."""

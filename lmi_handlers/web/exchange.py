@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -18,14 +16,12 @@ from lmi_handlers.config.not_provided import check_headers
 from lmi_handlers.core.custom_attributes import HEADER as CUSTOM_ATTRIBUTES
 from lmi_handlers.core.custom_attributes import parse_attributes, render_attributes
 from lmi_handlers.core.errors import (
-    ClientDisconnected,
     EngineNotReady,
     LMIError,
     PayloadTooLarge,
     QueueFull,
     UnsupportedMediaType,
 )
-from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import Change
@@ -37,10 +33,10 @@ from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
+from lmi_handlers.web.stream_body import Closing, StreamBody
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
-_RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -133,14 +129,13 @@ class Exchange:
                     self.headers["x-lmi-truncated"] = self.usage.truncated
                     self._add_attributes({"x-lmi-truncated": self.usage.truncated, **self._attributes})
                 return self.document(body, answer.content_type)
-            if payload.stream:
-                chunks = records(chunks)
-            first = next(chunks, b"")
+            first = next(filter(None, chunks), b"")
         except BaseException:
             answer.close()
             raise
         self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
-        return self.stream(first, chunks, answer.content_type, answer)
+        stream = StreamBody(self, first, chunks, answer, by_record=payload.stream, telling=answer)
+        return self._stream(stream, answer.content_type)
 
     def document(self, body: bytes, content_type: str | None, status: int = 200) -> Response:
         """Send a complete body. The client has `predict_timeout` seconds to read it."""
@@ -159,8 +154,11 @@ class Exchange:
         status: int = 200,
     ) -> Response:
         """Send `first` and then `rest`, one chunk per item."""
+        return self._stream(StreamBody(self, first, rest, answer, status), content_type, status)
+
+    def _stream(self, body: StreamBody, content_type: str | None, status: int = 200) -> Response:
         self.hold_next()  # the response head, until the first record
-        return self._respond(StreamBody(self, first, rest, answer, status), content_type, status)
+        return self._respond(body, content_type, status)
 
     def _respond(self, body: bytes | StreamBody, content_type: str | None, status: int) -> Response:
         """Return the response, without a `Content-Type` if that is None or empty."""
@@ -227,69 +225,6 @@ def request_id() -> str:
     """Return the id that the client has given to the current request, else a new one."""
     given = request.headers.get(_INFERENCE_ID) or request.headers.get("x-request-id")
     return _header_value(given) if given else str(uuid.uuid4())
-
-
-def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield records one by one. A chunk has all records of one step, which are sent with a single write.
-
-    SageMaker sends one part per write, and some clients take each part for a record.
-    """
-    for chunk in chunks:
-        yield from _RECORD.findall(chunk)
-
-
-_LAST_RECORD = 1.0
-"""Seconds after its deadline in which a stream may still write its last record."""
-
-
-class Closing(Protocol):
-    """An answer that is streamed until the monotonic time `deadline`. `failure` is what has ended it early."""
-
-    deadline: float
-    failure: LMIError | None
-
-    def close(self) -> None:
-        """Stop generating it."""
-
-
-class StreamBody:
-    """A streamed response body.
-
-    The server closes it at its end or when the client has left. That aborts the generation and logs the request.
-    """
-
-    def __init__(
-        self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Closing | None, status: int
-    ) -> None:
-        self._exchange = exchange
-        self._status = status
-        self._first = first
-        self._rest = rest
-        self._answer = answer
-        self._failure: LMIError | None = ClientDisconnected()
-
-    def __iter__(self) -> Iterator[bytes]:
-        with contextlib.suppress(ClientDisconnected):  # from a batch body; the client has gone
-            self._limit_writes()
-            yield self._first
-            give_way()  # in a burst, the first bytes of all answers go before the rest of any
-            for chunk in self._rest:
-                self._limit_writes()
-                yield chunk
-            self._failure = None
-
-    def _limit_writes(self) -> None:
-        if self._answer is not None:
-            self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
-
-    def close(self) -> None:
-        """Stop and log. The WSGI server calls this exactly once."""
-        if self._answer is not None:
-            self._answer.close()
-            self._failure = self._answer.failure
-        elif hasattr(self._rest, "close"):
-            self._rest.close()
-        self._exchange.log(self._status, self._failure)
 
 
 def _header_value(text: str) -> str:

@@ -17,6 +17,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.plugins import installed
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
+from lmi_handlers.web.stream_body import StreamBody
 
 _MARGIN = 512
 """Most extra connections above `worker_connections`, for those that were told to end but have not yet."""
@@ -91,6 +92,12 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             return super().handle_request(listener_name, req, sock, addr)
         finally:
             sock.end_request(complete=req.body.reader.complete)
+
+    def is_already_handled(self, respiter: Any) -> bool:
+        """Called by gunicorn with each response body. Another one than ours may be made of ours, by WSGI middleware."""
+        if isinstance(respiter, StreamBody):
+            respiter.share_turns()
+        return super().is_already_handled(respiter)  # type: ignore[no-any-return]
 
     def handle_error(self, req: Any, client: ClientSocket, addr: Any, exc: BaseException) -> None:
         """Answer a connection that sent no valid request."""

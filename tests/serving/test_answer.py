@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import time
@@ -15,7 +16,7 @@ from engine_thread import submit
 from prompts import rendered
 from waiting import wait_until
 
-from formatters.lmi.rolling import JsonFormatter
+from formatters.lmi.rolling import JsonFormatter, JsonLinesFormatter
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -24,10 +25,12 @@ from lmi_handlers.core.errors import (
     TurnConflict,
 )
 from lmi_handlers.core.event_loop import RunBeside, at_once
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.engine.client import EngineClient
+from lmi_handlers.engine.client import EngineClient, InFlightRequest
+from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.parsed import Parsed
@@ -124,3 +127,99 @@ def test_a_text_that_does_not_become_complete_is_not_passed_on(client: EngineCli
     with pytest.raises(RequestFailed):
         b"".join(answer_of(client, tmp_path, b"RAISE@2", on_complete=texts.append))
     assert texts == []
+
+
+class Turns:
+    """A reader that notes what it is told. It reads at once what can be read without waiting."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.told: list[str] = []
+        self.received: list[bytes] = []
+        self._answer = answer
+
+    def advance(self) -> None:
+        self.told.append("advance")
+        self.received.append(next(iter(self._answer)))
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
+def put(generation: InFlightRequest, text: bytes, reason: FinishReason | None = None, **fields: Any) -> None:
+    output = TokenOutput(request_id="", token_ids=list(text), finish_reason=reason, **fields)
+    generation.put(SequenceOutput(generation.number, 0, output, 0.0))
+
+
+def test_reader_is_told_who_may_read_each_output(client: EngineClient, tmp_path: Path) -> None:
+    """Only what is short is read where it arrives, and the end is not."""
+    answer, generation = stream_of(client, tmp_path)
+    reader = Turns(answer)
+    with contextlib.closing(answer):
+        put(generation, b"a")
+        first = next(filter(None, answer))
+        assert answer.tell(reader)
+        assert not answer.ready()
+        put(generation, b"b")
+        put(generation, b"c")
+        assert (reader.told, len(reader.received)) == (["advance"] * 2, 2)
+        put(generation, b"d" * 1025)
+        assert reader.told == ["advance", "advance", "resume"]
+        reader.received.append(next(iter(answer)))
+        put(generation, b"e", FinishReason.LENGTH)
+        assert reader.told[3:] == ["resume"]
+        assert answer.ready()
+        body = b"".join([first, *reader.received, *answer])
+    texts = [json.loads(line)["token"]["text"] for line in body.splitlines()]
+    assert texts == ["a", "b", "c", *"d" * 1025, "e"]
+
+
+@pytest.mark.parametrize("failure", [None, RequestFailed("no memory")])
+def test_reader_is_told_of_the_end(failure: RequestFailed | None, client: EngineClient, tmp_path: Path) -> None:
+    """Also if it is a stop string, which the engine does not know, or an error."""
+    answer, generation = stream_of(client, tmp_path, stop=("bc",))
+    reader = Turns(answer)
+    with contextlib.closing(answer):
+        put(generation, b"a")
+        next(filter(None, answer))
+        assert answer.tell(reader)
+        put(generation, b"b")
+        if failure is None:
+            put(generation, b"c")
+            assert reader.told[:3] == ["advance", "advance", "resume"]
+        else:
+            generation.put(failure)
+            assert reader.told == ["advance", "resume"]
+        assert answer.ready()
+        list(answer)
+    assert answer.failure is failure
+
+
+def test_reader_is_told_that_a_stream_has_been_silent(client: EngineClient, tmp_path: Path) -> None:
+    answer, generation = stream_of(client, tmp_path)
+    reader = Turns(answer)
+    with contextlib.closing(answer):
+        put(generation, b"a")
+        next(filter(None, answer))
+        assert answer.tell(reader)
+        generation.silent_at = now = time.monotonic()
+        generation.watch(now)
+        wait_until(lambda: reader.told == ["resume"])
+        assert next(iter(answer)) == b"", "this format has no comments"
+
+
+def stream_of(client: EngineClient, tmp_path: Path, **options: Any) -> tuple[Answer, InFlightRequest]:
+    """An answer as JSON lines to a prompt that the engine adds nothing to."""
+    prompt = b"x HANG@1"
+    tokenizer = Tokenizer(tmp_path, build_byte_bundle(tmp_path))
+    params = SamplingParams(**options)
+    request = GenerationRequest(request_id="r", prompts=(Prompt(prompt.decode()),), sampling_params=params, stream=True)
+    generation = submit(client, prompt, **options)
+    answer = Answer(
+        generation,
+        JsonLinesFormatter(request, rendered(len(prompt), prompt.decode())),
+        [SequenceText(TextRules(tokenizer, params), list(prompt))],
+        Usage(started=time.monotonic()),
+        RequestMetrics(tmp_path, "m"),
+        Parsed(request, JsonLinesFormatter, str),
+    )
+    return answer, generation

@@ -144,6 +144,42 @@ def test_held_data_is_sent_with_what_follows() -> None:
         assert client.recv(100) == b"more"
 
 
+def test_chunks_are_written_without_waiting_for_the_client() -> None:
+    """`flush` sends what does not fit, in order."""
+    head, chunk = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * MIB
+    with answering() as (sock, client):
+        sock.sendall(head)
+        assert sock.write_chunk(b"short")
+        written = 1
+        while sock.write_chunk(chunk):
+            written += 1
+        expected = head + b"5\r\nshort\r\n" + (b"100000\r\n" + chunk + b"\r\n") * written + b"0\r\n\r\n"
+        assert sock.ask(), "no byte may come between the parts of a chunk"
+
+        def end() -> None:
+            sock.flush()
+            sock.sendall(b"0\r\n\r\n")
+
+        waiting = threading.Thread(target=end)
+        waiting.start()
+        received = b""
+        while len(received) < len(expected):
+            received += client.recv(MIB)
+        waiting.join()
+        assert received == expected
+        assert sock.write_chunk(b"not chunked any more")
+        assert client.recv(100) == b"not chunked any more"
+
+
+def test_flush_fails_if_the_client_has_left() -> None:
+    with answering() as (sock, client):
+        sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.close()
+        wait_until(lambda: not sock.write_chunk(b"x"))
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            sock.flush()
+
+
 def test_held_data_is_sent_at_the_end_if_nothing_follows() -> None:
     with answering() as (sock, client):
         sock.hold_next()
