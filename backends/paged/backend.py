@@ -454,6 +454,8 @@ class PagedBackend(Backend):
 
     def _fail(self, generation: RunningSequence, error: str) -> TokenOutput:
         generation.sequence.failed = error == NOT_FINITE
+        if generation.sequence.failed and self._prefixes is not None:
+            self._prefixes.forget(generation.sequence.digests)
         self._end(generation)
         return generation.failure(error)
 

@@ -119,6 +119,13 @@ class PrefixFile:
             raise
         self._slots[digest] = slot
 
+    def forget(self, digest: bytes) -> None:
+        """Drop a block, if it is there. Raises `OSError`."""
+        slot = self._slots.pop(digest, None)
+        if slot is not None:
+            self._free.append(slot)
+            os.pwrite(self._file, _NO_DIGEST, self._start_of(slot))
+
     def close(self) -> None:
         """Let others use the file."""
         os.close(self._file)

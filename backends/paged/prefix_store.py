@@ -53,6 +53,7 @@ class PrefixStore:
         self._candidates: OrderedDict[bytes, None] = OrderedDict()
         self._writes: list[Future[None]] = []
         self._paused_until = float("-inf")
+        self._hung: Future[list[bytes]] | None = None
         self.num_queried_tokens = 0
         """Prompt tokens that were looked up in the file, and in `num_hit_tokens` those that came from it."""
         self.num_hit_tokens = 0
@@ -61,6 +62,8 @@ class PrefixStore:
 
     def restore(self, digests: Sequence[bytes]) -> Restoring | None:
         """Start to read the blocks of a prompt that the pool lacks. Returns None if there are none in the file."""
+        if self._hangs:
+            return None
         missing = [digest for digest in digests if self._pool.find(digest) is None]
         self.num_queried_tokens += len(missing) * self._runner.block_size
         wanted = []
@@ -79,6 +82,7 @@ class PrefixStore:
         if not restoring.blocks.done():
             if self._clock() < restoring.deadline:
                 return False
+            self._hung = restoring.blocks
             logger.warning(
                 "the prefix cache file is slow to read; a prompt is computed instead", extra={"seconds": PATIENCE}
             )
@@ -124,6 +128,8 @@ class PrefixStore:
 
     def keep(self, digests: Sequence[bytes]) -> None:
         """Note that a sequence has shared these blocks of the pool, so that they are worth keeping."""
+        if self._hangs:
+            return
         known = [digest for digest in digests if digest in self._file]
         if known:
             self._thread.submit(self._use, known)
@@ -131,9 +137,15 @@ class PrefixStore:
             if digest not in self._file and len(self._candidates) < _MAX_CANDIDATES:
                 self._candidates[digest] = None
 
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Drop blocks of a sequence that has failed. They may be why, and would be so again after a restart."""
+        for digest in digests:
+            self._candidates.pop(digest, None)
+        self._thread.submit(self._forget, list(digests))
+
     def spill(self) -> None:
         """Copy some of these blocks for the thread to write. Those that the pool has given away by now are dropped."""
-        if not self._candidates or self._clock() < self._paused_until:
+        if not self._candidates or self._hangs or self._clock() < self._paused_until:
             return
         self._writes = [write for write in self._writes if not write.done()]
         size = self._runner.block_bytes
@@ -146,11 +158,23 @@ class PrefixStore:
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        while self._candidates and self._clock() >= self._paused_until:
+        while self._candidates and not self._hangs and self._clock() >= self._paused_until:
             wait(self._writes)
             self.spill()
         self._thread.shutdown()
         self._file.close()
+
+    @property
+    def _hangs(self) -> bool:
+        """Tell whether the disk has not yet delivered what a prompt has given up waiting for."""
+        return self._hung is not None and not self._hung.done()
+
+    def _forget(self, digests: list[bytes]) -> None:
+        try:
+            for digest in digests:
+                self._file.forget(digest)
+        except OSError as error:
+            logger.warning("the prefix cache file cannot be written", extra={"reason": str(error), "pause": PAUSE})
 
     def _write(self, digest: bytes, block: bytes) -> None:
         if self._clock() < self._paused_until:

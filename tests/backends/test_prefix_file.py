@@ -179,6 +179,28 @@ def test_a_damaged_block_is_computed_again(tmp_path: Path, caplog: pytest.LogCap
         assert answer(fourth, 52) == (expected, 40)
 
 
+class Failing(StoredTokensRunner):
+    """From some time on, gives logits that are no numbers."""
+
+    fails = False
+
+    def forward(self, chunks: list[Any]) -> Any:
+        return super().forward(chunks) * (np.nan if self.fails else 1.0)
+
+
+def test_a_prefix_with_which_a_sequence_has_failed_is_forgotten(tmp_path: Path) -> None:
+    """It may be why. Otherwise the next engine would fail, too."""
+    runner = Failing(40)
+    with engine(tmp_path / "prefixes", runner=runner) as first:
+        for last in (50, 51, 52):
+            answer(first, last)
+        runner.fails = True
+        with pytest.raises(AssertionError):
+            answer(first, 53)
+    with engine(tmp_path / "prefixes") as second:
+        assert answer(second, 50)[1] == 0
+
+
 class OtherModel(StoredTokensRunner):
     """Computes something else, such as after an update of the weights in place."""
 
@@ -440,5 +462,11 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pyte
     now += prefix_store.PATIENCE
     assert store.advance(restoring), "it is computed instead"
     assert says(caplog.text, "prefix cache file slow")
+    assert store.restore(digests) is None, "the next one does not wait"
     os.close(held)
+    wait([restoring.blocks])
+    again = store.restore(digests)
+    assert again is not None
+    wait([again.blocks])
+    assert store.advance(again)
     store.close()
