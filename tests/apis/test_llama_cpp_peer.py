@@ -31,12 +31,8 @@ EXTRA = [{"filename": "a.py", "text": "hello"}, {"text": "t"}]
 def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server]]:
     """The model's name, and a server of a tiny model with its added tokens, whose ids are others."""
     folder = tmp_path_factory.mktemp("peer")
-    special = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(token for token in ADDED[request.param] if token not in ("<unk>", "<s>", "</s>")),
-    ]
+    bytes_and_ends = {*ALPHABET, "<unk>", "<s>", "</s>"}
+    special = ["<unk>", "<s>", "</s>", *(token for token in ADDED[request.param] if token not in bytes_and_ends)]
     types = [gguf_files.CONTROL] * len(special) + [gguf_files.NORMAL] * (len(ALPHABET) + 1)
     file = gguf_files.make_gguf(
         folder / "m.gguf", tokens=[*special, *ALPHABET, "ab"], types=types, add_bos=False, context_length=8192
@@ -44,10 +40,12 @@ def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     port = free_port()
     command = [sys.executable, str(ROOT / "benchmarks" / "peer_llama_cpp.py"), str(file), str(port), "1", "8192"]
     server = Server(folder / "serve", "", command=command, port=port)
-    wait_until(lambda: is_ready(server))
-    yield request.param, server
-    server.process.terminate()
-    server.process.wait(120)
+    try:
+        wait_until(lambda: is_ready(server))
+        yield request.param, server
+    finally:
+        server.process.terminate()
+        server.process.wait(120)
 
 
 def is_ready(server: Server) -> bool:
