@@ -28,6 +28,12 @@ class PoolingFormatter(Formatter):
     def finish(self) -> bytes:
         """Return the document."""
 
+    def token_vectors(self, place: int) -> list[list[float]]:
+        """Return the vectors of the tokens of a prompt, which the engine returns as one."""
+        joined = numbers(self.vectors[place])
+        size = len(joined) // self.prompt_tokens[place]
+        return [joined[start : start + size] for start in range(0, len(joined), size)]
+
     @property
     def scores(self) -> list[float]:
         """The first number of each vector, which is the score of a pair of texts."""

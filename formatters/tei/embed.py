@@ -22,12 +22,7 @@ class EmbedAllFormatter(PoolingFormatter):
     """A list of vectors per input, one per token: `[[[0.5,..],..],..]`."""
 
     def finish(self) -> bytes:
-        return encode([self._vectors(place) for place in range(len(self.vectors))])
-
-    def _vectors(self, place: int) -> list[list[float]]:
-        joined = numbers(self.vectors[place])
-        size = len(joined) // self.prompt_tokens[place]
-        return [joined[start : start + size] for start in range(0, len(joined), size)]
+        return encode([self.token_vectors(place) for place in range(len(self.vectors))])
 
 
 class EmbedSparseFormatter(PoolingFormatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -50,7 +51,7 @@ class ScoreData(Response):
 
 
 class ScoreUsage(Response):
-    """The number of tokens of all pairs."""
+    """The number of tokens of all prompts or pairs."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -66,6 +67,45 @@ class ScoreResponse(Response):
     created: int
     model: str
     data: list[ScoreData]
+    usage: ScoreUsage
+
+
+class ClassifyData(Response):
+    """The scores of a text's labels, in the model's order, and the label with the highest."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    num_classes: Count
+
+
+class ClassifyResponse(Response):
+    """The classes of texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifyData]
+    usage: ScoreUsage
+
+
+class PoolingData(Response):
+    """The vector of a text, the vectors of its tokens, or its scores. In base64, all numbers are joined."""
+
+    index: Count
+    object: Literal["pooling"]
+    data: Sequence[float | list[float]] | str
+
+
+class PoolingResponse(Response):
+    """What the model's pooler returns for texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PoolingData]
     usage: ScoreUsage
 
 

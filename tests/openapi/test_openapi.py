@@ -265,7 +265,7 @@ def test_document_has_exactly_the_routes_of_the_application(options: dict[str, A
 TASKS = {
     "text-generation": {"/v1/chat/completions", "/v1/messages", "/generate", "/chat_tokenize", "/complete"},
     "text-embedding": {"/v1/embeddings", "/embed", "/similarity", "/semantic_embed"},
-    "text-ranking": {"/rerank", "/v1/rerank", "/score", "/predict"},
+    "text-ranking": {"/rerank", "/v1/rerank", "/score", "/predict", "/classify"},
 }
 """Some of the routes of each task."""
 

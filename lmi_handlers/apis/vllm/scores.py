@@ -12,11 +12,11 @@ import msgspec
 
 from formatters.vllm.scores import RerankFormatter, ScoreFormatter
 from lmi_handlers.apis.base import Payload
-from lmi_handlers.apis.openai.dialect import NOBODYS_MODEL, OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import decode_body
 from lmi_handlers.apis.text_pairs import check_cross_encoder, query_pairs
+from lmi_handlers.apis.vllm.pooling import PoolingDialect, PoolingFields, classified
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.pooling_params import PoolingParams
-from lmi_handlers.core.request import GenerationRequest, Prompt, TextPair
+from lmi_handlers.core.request import Prompt, TextPair
 from lmi_handlers.serving.parsed import FormatterFactory, Parsed
 
 Texts = str | list[str]
@@ -28,22 +28,7 @@ class TextDocument(msgspec.Struct, frozen=True):
     text: str
 
 
-class _Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both bodies. `user` is accepted and ignored.
-
-    `truncate_prompt_tokens` keeps that many tokens of each pair; -1 keeps as much as the model takes. Without
-    `use_activation`, scores are the model's own logits.
-    """
-
-    model: str | None = None
-    user: str | None = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    use_activation: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-
-
-class RerankDocumentsBody(_Fields, frozen=True, kw_only=True):
+class RerankDocumentsBody(PoolingFields, frozen=True, kw_only=True):
     """The body of `/v1/rerank` and `/v2/rerank`. `top_n` 0 means all documents."""
 
     query: str
@@ -52,7 +37,7 @@ class RerankDocumentsBody(_Fields, frozen=True, kw_only=True):
     return_documents: bool | None = None
 
 
-class ScoreBody(_Fields, frozen=True, kw_only=True):
+class ScoreBody(PoolingFields, frozen=True, kw_only=True):
     """The body of `/score`: each text with the one at the same place, or one text with each of several.
 
     They are called `text_1` and `text_2`, `queries` and `documents`, `queries` and `items`, or `data_1` and `data_2`.
@@ -67,35 +52,18 @@ class ScoreBody(_Fields, frozen=True, kw_only=True):
     data_2: Texts | None = None
 
 
-class _ScoresDialect(OpenAIDialect):
+class _ScoresDialect(PoolingDialect):
     def _parsed(
         self,
         payload: Payload,
-        body: _Fields,
+        body: PoolingFields,
         ignored: tuple[str, ...],
         prompts: tuple[Prompt, ...],
         formatter: FormatterFactory,
         field: str,
     ) -> Parsed:
-        self._budget.check_fields(body)
-        facts, truncate = self._facts(), body.truncate_prompt_tokens
-        check_cross_encoder(facts.capabilities)
-        request = GenerationRequest(
-            request_id=payload.request_id,
-            prompts=prompts,
-            pooling_params=PoolingParams(
-                task="classify", activation="none" if body.use_activation is False else "model"
-            ),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            truncate=facts.capabilities.max_input_tokens if truncate == -1 else truncate,
-            truncation_side="right",
-            ignored_parameters=ignored,
-        )
-        return Parsed(request, formatter, str, partial(check_length, field), field)
-
-    def _answer_model(self, body: _Fields) -> str:
-        return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
+        check_cross_encoder(self._facts().capabilities)
+        return self._pooled(payload, body, ignored, prompts, classified(body), formatter, field)
 
 
 class RerankDocumentsDialect(_ScoresDialect):
