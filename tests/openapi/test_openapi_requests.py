@@ -88,6 +88,9 @@ SAID_ELSEWHERE = {
     "needs a model whose thoughts the server can tell": "the model's",
     "token ids must be from 0 to": "the model's",
     "maximum context length": "the model's",
+    "task: must be .+ with this model": "the model's",
+    "cannot be combined with tools": "between fields",
+    "needs `functions`": "between fields",
     "the body must have text_1 and text_2": "between fields",
     "must have one text, or as many as": "between fields",
     r"(text_\d|data_\d|queries|documents|items): must not be empty": "which of them count depends on the others",
@@ -217,7 +220,11 @@ def ranking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     server.stop()
 
 
-@api(document(task="text-ranking"), 12, boundaries=True).include(path_regex=r"rank|/predict$|score").parametrize()
+@(
+    api(document(task="text-ranking"), 12, boundaries=True)
+    .include(path_regex=r"rank|/predict$|score|/classify|/pooling")
+    .parametrize()
+)
 def test_every_operation_that_scores(case: Case, ranking_server: Server) -> None:
     check(ranking_server, case)
 

@@ -13,12 +13,13 @@ from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
 from lmi_handlers.apis.openai.dialect import NOBODYS_MODEL, OpenAIDialect, check_length, decode_body
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
 
 Side = Literal["left", "right"]
+PoolingTaskName = Literal["embed", "token_embed", "classify"]
 
 
 class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +47,14 @@ class ClassifyBody(PoolingFields, frozen=True, kw_only=True):
 class PoolingBody(ClassifyBody, frozen=True, kw_only=True):
     """The body of `/pooling`. `task` defaults to the model's: `embed` or `classify`.
 
-    `embed_dtype` and `endianness` are those of `base64`.
+    `embed_dtype` and `endianness` are those of `base64`. As in vLLM, there are no `dimensions`.
     """
 
-    task: str | None = None
+    task: PoolingTaskName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["native", "little"] | None = None
-    dimensions: int | None = None
+    dimensions: None = None
 
 
 class PoolingDialect(OpenAIDialect):
@@ -124,15 +125,13 @@ class PoolDialect(PoolingDialect):
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget, normalize: bool, ranks: bool) -> None:
         super().__init__(facts, budget=budget)
         self._normalize = normalize
-        self._tasks = ("classify",) if ranks else ("embed", "token_embed")
+        self._tasks: tuple[PoolingTaskName, ...] = ("classify",) if ranks else ("embed", "token_embed")
 
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, PoolingBody)
         task = body.task or self._tasks[0]
         if task not in self._tasks:
-            raise InvalidRequest(f"must be {' or '.join(self._tasks)}, got {task[:100]!r}", field="task")
-        if body.dimensions is not None:  # as in vLLM
-            raise UnsupportedFeature("is not supported by this route", field="dimensions")
+            raise InvalidRequest(f"must be {' or '.join(self._tasks)} with this model, got {task!r}", field="task")
         normalize = self._normalize if body.use_activation is None else body.use_activation
         formatter = partial(
             PooledFormatter,
