@@ -181,7 +181,7 @@ def argument_types(schema: Mapping[str, object], key: str) -> set[str]:
     The set is empty if it has none.
     """
     properties = schema.get("properties")
-    return _types(properties.get(key)) if isinstance(properties, Mapping) else set()
+    return schema_types(properties.get(key)) if isinstance(properties, Mapping) else set()
 
 
 def typed_json(value: str, types: set[str]) -> str:
@@ -205,7 +205,7 @@ def typed_json(value: str, types: set[str]) -> str:
     return json_string(value)
 
 
-def _types(schema: object) -> set[str]:
+def schema_types(schema: object) -> set[str]:
     """Return the types that `schema` declares, directly or in `anyOf` and `oneOf`."""
     found: set[str] = set()
     if isinstance(schema, Mapping):

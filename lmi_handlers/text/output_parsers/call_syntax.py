@@ -23,6 +23,7 @@ from lmi_handlers.text.output_parsers.call_markup import (
     read_types,
 )
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.nested_markup import NAMESPACE, arguments_json, read_element
 from lmi_handlers.text.output_parsers.partial_json import (
     copy_value,
     decode_string,
@@ -88,6 +89,8 @@ class CallReader:
             yield from self._object(call)
         elif char == "<":
             yield from self._markup(call)
+        elif (yield from self._text.accept(f"{NAMESPACE}<invoke name=")):
+            yield from self._nested(call)
         elif (yield from self._text.accept("call:")):
             yield from self._gemma(call)
         else:
@@ -216,6 +219,16 @@ class CallReader:
             yield from copy_text(text, (markup.attributes_end,), _ignore)
         call.open(name)
         yield from self._parameters(call, name, markup)
+
+    def _nested(self, call: _Call) -> Reading[None]:
+        """Read the rest of MiniMax M3's call. Its arguments are written at its end: a later one may change an earlier."""
+        text = self._text
+        quote = yield from text.accept_any(('"', "'"))
+        name = (yield from text.take_while(_TAG_NAME)).strip("' ")
+        yield from text.expect('">' if quote == '"' else ">")
+        call.open(name)
+        arguments = yield from read_element(text, "invoke")
+        call.write(arguments_json(arguments, self._schemas.get(name, {})))
 
     def _parameters(self, call: _Call, name: str, markup: Markup) -> Reading[None]:
         """Read arguments in tags. The type of a value comes from the tag, or else from the schema."""

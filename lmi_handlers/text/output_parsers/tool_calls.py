@@ -77,6 +77,7 @@ class TaggedCallParser(_ReadingParser):
         # Text without white space or the first character of any tag.
         marks = [mark for tag in (format.section, *format.tags) for mark in (tag.open, tag.close)]
         firsts = {mark[0] for mark in (*marks, *format.framing) if mark}
+        self._separators = SPACE if "]" in firsts else _AFTER_CALL
         self._words = re.compile(rf"[^\s{re.escape(''.join(sorted(firsts)))}]+")
         self._bare = format.bare
         self._ends: tuple[str, ...] = ()  # the end tags that are still expected
@@ -92,7 +93,7 @@ class TaggedCallParser(_ReadingParser):
         """Read white space and then calls, an end tag or a word of content. Return false at the end of the text."""
         text = self._text
         text.hold()
-        space = yield from text.take_while(_AFTER_CALL if self._after_call else SPACE)
+        space = yield from text.take_while(self._separators if self._after_call else SPACE)
         char = yield from text.peek()
         if not char:
             self._deltas.add_content("" if self._after_call else text.release())

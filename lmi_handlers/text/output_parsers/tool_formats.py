@@ -10,6 +10,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.output_parsers.call_markup import GLM, Markup, after_a_name
+from lmi_handlers.text.output_parsers.nested_markup import NAMESPACE
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -126,6 +127,7 @@ TOOL_FORMATS = {
             ),
             section=Tag("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
         ),
+        ToolFormat("minimax_m3", (Tag(f"{NAMESPACE}<tool_call>", f"{NAMESPACE}</tool_call>"),)),
         ToolFormat("minicpm5", (Tag('<function name="', known_names_only=True, in_call=True),)),
         ToolFormat(
             "k2_horizon",
@@ -180,6 +182,7 @@ _MARKERS = (
     ("<|START_ACTION|>", "cohere_command3"),
     ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
     ('<function name="', "minicpm5"),
+    (NAMESPACE, "minimax_m3"),
     ("<seed:tool_call>", "seed_oss"),
     ("<function=", "qwen3_xml"),
     ("<minimax:tool_call>", "minimax_m2"),

@@ -41,6 +41,7 @@ FRAGMENTS = [
     "```json\n", "```", "<function=f>", "</function>", "<parameter=days>", "<parameter=location>", "</parameter>",
     '{"name": "f", "arguments": ', '{"name": "get_weather", "parameters": {"a": ', "f(", "[f(a=", "get_weather(days=",
     "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", '<invoke name="f">', '<parameter name="', '">', "</invoke>",
+    "]<]minimax[>[", "<a>", "</a>", "<invoke name=f>", "]<]minimax[>[<invoke name=f>", "]<]minimax[>[</invoke>",
     "<tool_sep>", "<ifm|tool_call>", "<ifm|arg_key>", "</ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>", "<|tools_prefix|>",
     "{\"f\": ", "<function name=\"f\">", "<param name=\"a\">", "<![CDATA[", "]]></param>", "<|START_ACTION|>",
     "<｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a', '" string="false">',

@@ -30,6 +30,12 @@ from parsed_messages import (
 from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
 from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS
 
+
+def m3(text: str) -> str:
+    """The text with MiniMax M3's mark of tags, for which `~` stands."""
+    return text.replace("~", "]<]minimax[>[")
+
+
 GOLDEN: list[tuple[str, str, Message]] = [
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", [WEATHER])),
     ("hermes", f"<tool_call>{CALL}</tool_call>", ("", [WEATHER])),
@@ -248,6 +254,13 @@ GOLDEN: list[tuple[str, str, Message]] = [
      ("", [("f", '{"a": "1"}')])),
     ("k2_horizon", "<ifm|tool_call>f<ifm|arg_key>a</ifm|arg_key><ifm|arg_type>int", ("", [("f", "")])),
     ("k2_horizon", f"<ifm|tool_calls><ifm|tool_call>{CALL}</ifm|tool_call></ifm|tool_calls>", ("", [WEATHER])),
+    ("minimax_m3", m3('~<tool_call>~<invoke name="get_weather">~<location>Paris~</location>~</invoke>~</tool_call>So.'),
+     ("So.", [WEATHER])),
+    ("minimax_m3", m3("~<tool_call>~<invoke name='f'>~<a>~<b>1~</b> c ~<b>2~</b>~</a>~</invoke>\n~<invoke name=f>~</invoke>"),
+     ("", [("f", '{"a": {"b": ["1", "2"], "$text": " c "}}'), ("f", "{}")])),
+    ("minimax_m3", m3('~<tool_call>~<invoke name="get_weather">~<days>3~</days>~<place>~</place>~</invoke>~</tool_call>'),
+     ("", [("get_weather", '{"days": 3, "place": {}}')])),
+    ("minimax_m3", m3('~<tool_call>~<invoke name="f">~<a>1~</b>'), ("", [("f", "")])),
     ("hy_v3", "<tool_calls><tool_call>new<tool_sep></tool_call></tool_calls>", ("", [("new", "{}")])),
     ("hy_v3", "<tool_call>new</tool_call>", ("<tool_call>new</tool_call>", [])),
     ("functiongemma", "<start_function_call>call:get_weather{location:<escape>Paris<escape>}<end_function_call>",

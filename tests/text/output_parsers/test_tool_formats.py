@@ -27,6 +27,7 @@ from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS, choose_t
         ("<tool_call>{{ name }}<tool_sep>", "hy_v3"),
         ("<ifm|tool_calls>\n<ifm|tool_call>", "k2_horizon"),
         ("<|open|>tools<|sep|>", "kimi_k3"),
+        ("{%- set ns_token = ']<]minimax[>[' %}<tool_call>", "minimax_m3"),
         ("<|tools_prefix|>[", "apertus"),
         ("<|START_ACTION|>[", "cohere_command3"),
         ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
