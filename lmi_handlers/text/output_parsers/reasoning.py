@@ -19,7 +19,8 @@ from lmi_handlers.text.output_parsers.tool_formats import hunyuan_suffix
 class ReasoningFormat(msgspec.Struct, frozen=True):
     """The marks around the reasoning of a model family.
 
-    Some families also mark the answer. Each tuple lists alternatives. `forced_end` is what ends the reasoning of a model
+    Some families also mark the answer. Each tuple lists alternatives. `interrupts` end the reasoning too, and belong to
+    the answer. `forced_end` is what ends the reasoning of a model
     that is to answer now, if more than the first of `ends`.
     """
 
@@ -29,6 +30,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     answer_begins: tuple[str, ...] = ()
     answer_ends: tuple[str, ...] = ()
     forced_end: str = ""
+    interrupts: tuple[str, ...] = ()
 
 
 _HARMONY = "openai_gptoss"
@@ -54,6 +56,7 @@ REASONING_FORMATS = {
             "k2_horizon",
             tuple(f"<ifm|{effort}>" for effort in _EFFORTS),
             tuple(f"</ifm|{effort}>" for effort in _EFFORTS),
+            interrupts=("<ifm|tool_calls>",),
         ),
         ReasoningFormat(
             "kimi_k3",
@@ -64,7 +67,12 @@ REASONING_FORMATS = {
         ),
         ReasoningFormat(_IN_CONTENT, *_THINK),  # has a parser of its own
         ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
-        ReasoningFormat("plamo3", ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)),
+        ReasoningFormat(
+            "plamo3",
+            ("<|plamo:begin_think:plamo|>",),
+            ("<|plamo:end_think:plamo|>",),
+            interrupts=("<|plamo:begin_tool_requests:plamo|>",),
+        ),
         ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",)),
         ReasoningFormat(
             "granite",
@@ -230,7 +238,7 @@ class ReasoningParser(MessageParser):
         space = yield from text.take_while(SPACE)
         if (yield from self._accept(marks.begins)) or self._begun:
             space = ""
-            yield from self._copy(self._reasoning, marks.ends)
+            yield from self._copy(self._reasoning, marks.ends, marks.interrupts)
         if (yield from self._accept(marks.answer_begins)) or self._answers:
             space = ""
             yield from self._copy(self._answer, marks.answer_ends)
@@ -245,17 +253,20 @@ class ReasoningParser(MessageParser):
             yield from self._text.take_while(SPACE)
         return bool(found)
 
-    def _copy(self, pieces: list[str], ends: tuple[str, ...]) -> Reading[None]:
-        """Read the text up to one of `ends`, or all of it, into `pieces`.
+    def _copy(self, pieces: list[str], ends: tuple[str, ...], interrupts: tuple[str, ...] = ()) -> Reading[None]:
+        """Read the text up to one of `ends` or `interrupts`, or all of it, into `pieces`.
 
-        Drop the end mark and the white space around it.
+        Drop the end mark, and the white space around either.
         """
         text = self._text
-        words = re.compile(rf"[^\s{re.escape(''.join({end[0] for end in ends}))}]+")
+        words = re.compile(rf"[^\s{re.escape(''.join({mark[0] for mark in (*ends, *interrupts)}))}]+")
         while True:
             space = yield from text.take_while(SPACE)
             if (yield from self._accept(ends)) or not (yield from text.peek()):
                 return
+            for mark in interrupts:
+                if (yield from text.starts_with(mark)):
+                    return
             pieces.append(space + text.take(1) + text.take_available(words))
 
 
