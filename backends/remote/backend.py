@@ -81,12 +81,13 @@ class RemoteBackend(Backend):
                 started = StartedEngine(command, environ, model.runtime_dir or Path(tempfile.gettempdir()))
                 ends.callback(started.close)
                 url, unix_socket = started.url, started.socket
+            address = url if unix_socket is None else f"unix:{unix_socket}"
             loop = EventLoop()
             ends.callback(loop.close)
             client = loop.run(_connect(url, key, unix_socket))
             ends.callback(lambda: loop.run(client.close()))
             protocol, description = loop.run(
-                find_protocol(client, name, url, report, _nothing if started is None else started.check_loading)
+                find_protocol(client, name, address, report, _nothing if started is None else started.check_loading)
             )
             report(LoadPhase.CHECKING)
             if model.path is not None:
@@ -94,7 +95,7 @@ class RemoteBackend(Backend):
             backend = cls(loop, client, protocol, description, model, properties, started)
             ends.pop_all()
         logger.info(
-            "remote engine found", extra={"url": url, "protocol": protocol.title, "engine_model": description.model}
+            "remote engine found", extra={"url": address, "protocol": protocol.title, "engine_model": description.model}
         )
         return backend
 
