@@ -102,7 +102,7 @@ def configure_offloading(
         os.environ["LMCACHE_CONFIG_FILE"] = str(Path(properties.model_dir or "", file).absolute())
     if not auto:
         return
-    # vLLM gives LMCache the token ids only, so it would take the keys and values of one adapter for another's.
+    # vLLM's copy of LMCache's connector knows no adapters: it would take one's keys and values for another's.
     uses_lmcache = _has_lmcache() and not arguments.enable_lora
     model_bytes = 0 if model.path is None else _model_bytes(model.path)
     room = Room(memory=_memory(model_bytes, model.engines, within=None if uses_lmcache else shared_memory))
@@ -152,7 +152,7 @@ def own_folder(root: Path) -> Path:
 
 
 def keeps_salts_apart(config: VllmConfig) -> bool:
-    """Tell whether prompts with different `cache_salt` share nothing. vLLM 0.32 does not give the salt to LMCache."""
+    """Tell whether prompts with different `cache_salt` share nothing. LMCache's connector in vLLM 0.32 knows no salts."""
     return _CONNECTOR not in str(config.kv_transfer_config)
 
 
