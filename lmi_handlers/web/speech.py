@@ -35,11 +35,11 @@ class SpeechView:
         """Answer a form."""
         exchange = Exchange(self._dialect)
         try:
-            body, ignored = self._dialect.read(self._parts(exchange))
+            body, sound, ignored = self._dialect.read(self._parts(exchange))
             exchange.name_ignored(ignored)
             parameters = msgspec.json.encode(body.parameters)
             invoke = Invoke(
-                exchange.request_id, {"Content-Type": FORM}, [("inputs", body.file), ("parameters", parameters)]
+                exchange.request_id, {"Content-Type": FORM}, [("inputs", sound), ("parameters", parameters)]
             )
             with aliased(self._dialect.alias):
                 invocation = self._model.invoke(invoke, exchange.usage, exchange.connected)

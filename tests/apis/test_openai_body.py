@@ -165,6 +165,15 @@ def test_invalid_fields_of_a_chat(given: dict[str, Any], field: str, message: st
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("kind", ["input_audio", "audio_url", "video_url", "file"])
+def test_parts_that_no_engine_takes_are_not_supported(kind: str) -> None:
+    part = {"type": kind, kind: {"data": "AAAA", "format": "wav", "url": "data:,"}}
+    with pytest.raises(UnsupportedFeature) as caught:
+        parse({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]})
+    assert caught.value.field == "messages[0].content[1]"
+    assert kind in caught.value.message
+
+
 def test_required_call_is_constrained_to_the_tools() -> None:
     first = {"$defs": {"P": {"type": "string"}}, "type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}}
     second = {"definitions": {"P": {"type": "number"}}, "properties": {"p": {"$ref": "#/definitions/P"}}}

@@ -6,6 +6,7 @@ accepted too: a model called "tgi", a plain tool name as `tool_choice`, and its 
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from lmi_handlers.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineNotReady,
+    InvalidBody,
     InvalidRequest,
     LMIError,
     ModelNotFound,
@@ -78,6 +80,11 @@ NOBODYS_MODEL = (None, "", "tgi")
 
 TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
 """For models whose chat template does not support tools. A request's `tool_prompt` takes precedence."""
+
+_OTHER_PART = re.compile(
+    r"(?P<field>messages\[\d+\]\.content\[\d+\])\.type: "
+    r"Invalid value '(?P<kind>input_audio|audio_url|video_url|input_video|file)'"
+)
 
 NO_INFILL = "is not supported by this model: its tokenizer has no tokens for filling in the middle"
 
@@ -352,10 +359,23 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
     Raises `InvalidJson`, `InvalidBody` or `UnsupportedFeature`.
     """
     ignored = unknown_names(payload.fields, kind, nulls=False)
-    body = decode_typed(payload.data, kind)
+    try:
+        body = decode_typed(payload.data, kind)
+    except InvalidBody as error:
+        if (unsupported := _unsupported_part(error)) is not None:
+            raise unsupported from error
+        raise
     if "chat_template" in ignored:
         raise UnsupportedFeature("cannot be set by a request", field="chat_template")
     return body, ignored
+
+
+def _unsupported_part(error: InvalidBody) -> UnsupportedFeature | None:
+    """Return the error for a part of a message that OpenAI or vLLM has, but no engine here."""
+    found = _OTHER_PART.fullmatch(str(error))
+    if found is None:
+        return None
+    return UnsupportedFeature(f"{found['kind']} is not supported: messages have text and images", field=found["field"])
 
 
 def check_length(

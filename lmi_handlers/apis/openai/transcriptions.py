@@ -47,9 +47,9 @@ _LISTS = ("timestamp_granularities", "include")
 
 
 class TranslationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A sound, and how to write down what is said."""
+    """A sound, and how to write down what is said. `file` is the name of the part with the sound, for the document."""
 
-    file: Annotated[bytes, Meta(extra_json_schema={"contentEncoding": "binary"})]
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     model: str | None = None
     prompt: str | None = None
     response_format: TranscriptFormat = "json"
@@ -107,18 +107,19 @@ class SpeechDialect(Dialect):
     def error(self, error: LMIError) -> Reply:
         return Reply(status_of(error), error_document(error))
 
-    def read(self, parts: Parts) -> tuple[TranslationBody, tuple[str, ...]]:
-        """Return what the parts of a form ask for, and the names of ignored ones. Raises `InvalidRequest`."""
+    def read(self, parts: Parts) -> tuple[TranslationBody, bytes, tuple[str, ...]]:
+        """Return what the parts of a form ask for, the sound, and the names of ignored ones. Raises `InvalidRequest`."""
         fields: dict[str, Any] = {}
+        sound = b""
         for given, value in parts:
             name = given.removesuffix(_BRACKETS)
             if name == "file":
-                fields[name] = value
+                fields[name], sound = "", value
                 continue
             text = value.decode(errors="replace")
             if name in _LISTS:
                 fields.setdefault(name, []).append(text)
-            elif text or name == "file":  # an empty field is one that was left empty
+            elif text:  # an empty field is one that was left empty
                 fields[name] = text
         ignored = tuple(name for name in fields if name not in self.body.__struct_fields__)
         try:
@@ -131,7 +132,7 @@ class SpeechDialect(Dialect):
             body.check()
         elif "stream" in ignored and fields["stream"].lower() not in ("false", "0"):
             raise UnsupportedFeature("is not supported for translations", field="stream")
-        return body, ignored
+        return body, sound, ignored
 
     @staticmethod
     def alias(field: str) -> str:
