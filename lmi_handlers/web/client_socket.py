@@ -154,6 +154,7 @@ class ClientSocket:
         self._next_question = 0.0
         self._holds_next = False
         self._held = b""
+        self._has_sent = False
 
     # Reading
 
@@ -234,6 +235,7 @@ class ClientSocket:
             self._sock.settimeout(0)
         try:
             self._held = self._held[self._sock.send(self._held) :]
+            self._has_sent = True
         except OSError:  # if the client is gone, `flush` says so
             return False
         return not self._held
@@ -253,6 +255,7 @@ class ClientSocket:
             sent = 0
             with contextlib.suppress(BlockingIOError):
                 sent = self._sock.send(data, *flags)
+                self._has_sent = True
             if sent < len(data):
                 self._write_slowly(memoryview(data)[sent:], *flags)
         except OSError as error:
@@ -284,6 +287,14 @@ class ClientSocket:
         self._write_deadline = deadline
 
     # Ending
+
+    def has_sent(self) -> bool:
+        """Tell whether the kernel has taken data since this was last called, or since the request began.
+
+        If the client has left meanwhile, it refuses the next data, so there is no need to ask for the state of the connection.
+        """
+        sent, self._has_sent = self._has_sent, False
+        return sent
 
     def ask(self) -> bool:
         """Find out whether a client that has closed its sending side still reads. False if it certainly does not.

@@ -25,7 +25,7 @@ def client_connected(environ: Mapping[str, Any]) -> bool:
     other socket, as in gthread workers, that client counts as gone.
     """
     sock = environ.get("gunicorn.socket")
-    if sock is None:
+    if sock is None or (hasattr(sock, "has_sent") and sock.has_sent()):
         return True
     if sock.family == socket.AF_UNIX:
         return not _at_end(sock) or _still_reads(sock)

@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import QueueFull
 from lmi_handlers.web import client_socket
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.client_socket import ClientSocket, Limits, Waiting
-from lmi_handlers.web.connection import limit_writes
+from lmi_handlers.web.connection import client_connected, limit_writes
 
 MIB = 1 << 20
 
@@ -178,6 +178,15 @@ def test_flush_fails_if_the_client_has_left() -> None:
         wait_until(lambda: not sock.write_chunk(b"x"))
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             sock.flush()
+
+
+def test_client_that_has_left_is_noticed_although_it_was_sent_something() -> None:
+    with answering() as (sock, client):
+        environ = {"gunicorn.socket": sock}
+        sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.close()
+        assert client_connected(environ), "the kernel is not asked after each write"
+        wait_until(lambda: not client_connected(environ))
 
 
 def test_held_data_is_sent_at_the_end_if_nothing_follows() -> None:
