@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -77,6 +78,14 @@ class Dialect(ABC):
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  for overrides
         """Return extra response headers. Called once the answer is complete, or for a stream before it starts."""
         return {}
+
+
+def dialect_name(dialect: Dialect) -> str:
+    """Return a name for people: that of the API, and that of the kind of body if the API has several, as in `openai chat`."""
+    api = type(dialect).__module__.removeprefix("lmi_handlers.apis.").partition(".")[0]
+    kind = type(dialect).__name__.lstrip("_").removesuffix("Dialect")
+    words = re.findall("[A-Z][a-z]*", kind)
+    return " ".join(dict.fromkeys([*api.split("_"), *(word.lower() for word in words)]))
 
 
 def front_end_json(value: object) -> bytes:

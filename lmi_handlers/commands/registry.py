@@ -17,6 +17,7 @@ TOOLS = {
     "bench": "lmi_handlers.tools.bench.commands:bench",
     "chat": "lmi_handlers.tools.chat.commands:chat",
     "deploy": "lmi_handlers.tools.deploy.commands:deploy_command",
+    "explain": "lmi_handlers.tools.explain.commands:explain_command",
     "instances": "lmi_handlers.tools.deploy.commands:instances_command",
     "invoke": "lmi_handlers.tools.client.invoke_command:invoke_command",
     "logs": "lmi_handlers.tools.deploy.commands:logs_command",

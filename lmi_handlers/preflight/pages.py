@@ -32,6 +32,7 @@ LOCAL_RUNTIME = "local-runtime"
 
 PAGES = {
     "console": "lmi_handlers.laptop.console.page:ConsolePage",
+    "explain": "lmi_handlers.laptop.explain.page:ExplainPage",
     "docs": "lmi_handlers.laptop.swagger_ui.page:DocsPage",
     LOCAL_RUNTIME: "lmi_handlers.laptop.sagemaker_runtime.page:LocalRuntimePage",
 }

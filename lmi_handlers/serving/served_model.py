@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ from lmi_handlers.media.images import image_loader
 from lmi_handlers.serving.answer import Answer, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
+from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.serving.served import PATIENCE, Served
@@ -160,19 +161,11 @@ class ServedModel(Served):
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
-        parsed = self._with_thinking_budget(parsed)
+        prepared = self._prepare(parsed, deadline)
+        parsed, loaded, rendered = prepared.parsed, prepared.loaded, prepared.rendered
         request = parsed.request
-        _check_sequences(parsed, self._budget)
-        self._status.wait_ready(PATIENCE)
-        loaded = self.loaded
-        _check_limits(parsed, loaded.capabilities)
-        run = self.run_beside if takes_long(request) else at_once
-        tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
-        if request.beam_search is not None:
-            check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
-        rendered = tuple(RenderedPrompt(prompt.text, len(prompt.token_ids), prompt.token_ids) for prompt in tokenized)
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
-        prompts = encode_prompts(request, tokenized, self._images)
+        prompts = encode_prompts(request, prepared.tokenized, self._images)
         usage.validation_time = time.monotonic() - usage.started
         current = self.loaded
         if current is not loaded and _without_adapters(current) != _without_adapters(
@@ -187,7 +180,7 @@ class ServedModel(Served):
         else:
             usage.samples = n = request.sampling_params.n
             texts = [
-                SequenceText(rules, prompt.token_ids, index=position * n + sample)
+                SequenceText(prepared.rules, prompt.token_ids, index=position * n + sample)
                 for position, prompt in enumerate(prompts)
                 for sample in range(n)
             ]
@@ -195,6 +188,41 @@ class ServedModel(Served):
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
         return Answer(generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive)
+
+    def explain(
+        self, parsed: Parsed, body: object, chosen: ChosenDialect, usage: Usage, deadline: Deadline
+    ) -> Explanation:
+        """Explain what `start_generation` would do with a request. `body` is its decoded JSON, if it is JSON.
+
+        Raises the same errors. No image is loaded.
+        """
+        prepared = self._prepare(parsed, deadline)
+        parsed = prepared.parsed
+        return explain(
+            parsed,
+            body,
+            chosen=chosen,
+            tokenized=prepared.tokenized,
+            formatter=parsed.formatter(parsed.request, prepared.rendered),
+            facts=self.facts,
+            deadline=deadline,
+            now=usage.started,
+        )
+
+    def _prepare(self, parsed: Parsed, deadline: Deadline) -> _Prepared:
+        """Check a request against the engine's limits, and tokenise it."""
+        parsed = self._with_thinking_budget(parsed)
+        request = parsed.request
+        _check_sequences(parsed, self._budget)
+        self._status.wait_ready(PATIENCE)
+        loaded = self.loaded
+        _check_limits(parsed, loaded.capabilities)
+        run = self.run_beside if takes_long(request) else at_once
+        tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
+        if request.beam_search is not None:
+            check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
+        rendered = tuple(RenderedPrompt(prompt.text, len(prompt.token_ids), prompt.token_ids) for prompt in tokenized)
+        return _Prepared(parsed, loaded, tokenized, rules, rendered)
 
     def _with_thinking_budget(self, parsed: Parsed) -> Parsed:
         """Settle the cap on thoughts. The option's is not for beam search, whose beams no engine sees."""
@@ -243,6 +271,16 @@ class ServedModel(Served):
             self._text = bundle, tokenizer
         if isinstance(message, Ready):
             self._loaded = LoadedText(message.capabilities, *self._text)
+
+
+class _Prepared(NamedTuple):
+    """A request that was found to be valid, with its prompts as tokens and the rules of its answers' text."""
+
+    parsed: Parsed
+    loaded: LoadedText
+    tokenized: list[TokenizedPrompt]
+    rules: TextRules
+    rendered: tuple[RenderedPrompt, ...]
 
 
 def _without_adapters(loaded: LoadedText) -> Capabilities:

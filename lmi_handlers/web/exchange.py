@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+import msgspec
 from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from lmi_handlers.apis.base import Dialect, Payload
+from lmi_handlers.apis.base import Dialect, Payload, dialect_name
+from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.routes import JSON, TEXT
 from lmi_handlers.config.not_provided import check_headers
 from lmi_handlers.core.custom_attributes import HEADER as CUSTOM_ATTRIBUTES
 from lmi_handlers.core.custom_attributes import parse_attributes, render_attributes
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
     EngineNotReady,
     LMIError,
@@ -24,7 +28,8 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.serving.parsed import Change
+from lmi_handlers.serving.explanation import ChosenDialect
+from lmi_handlers.serving.parsed import Change, Parsed
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.telemetry.phases import server_timing
@@ -40,18 +45,25 @@ _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
+EXPLAINS = "lmi.explains"
+"""Key of the WSGI environment of a request that is explained instead of answered; no client can set it. The value has the
+dialects that a field of the body chooses on this route, by field."""
+
+
 class Exchange:
     """The request that Flask is handling: its id, its `dialect`, the response headers and its log line.
 
     `counts` is false for a request that the metrics leave out, for example one that generates nothing. `hurries` is false
-    for one that SageMaker's time limits do not apply to: then no deadline cuts its answer.
+    for one that SageMaker's time limits do not apply to: then no deadline cuts its answer. `explains` is set
+    for one that is only explained.
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
         model: Served = current_app.extensions["lmi_model"]
         self._arrived = time.monotonic()
         self.usage = Usage(started=self._arrived, key_label=request.environ.get(KEY_LABEL, ""))
-        self.counts = counts
+        self.explains: Mapping[str, Dialect] | None = request.environ.get(EXPLAINS)
+        self.counts = counts and self.explains is None
         self.hurries = request.headers.get(_FORWARDED_API) != "InvokeEndpointAsync"
         self._request: GenerationRequest | None = None
         self._model = model
@@ -118,6 +130,8 @@ class Exchange:
         self.name_ignored(parsed.request.ignored_parameters)
         cutoff = model.cutoff(self.usage.started, stream=parsed.request.stream) if self.hurries else None
         deadline = model.deadline(self.usage.started, self.connected, cutoff)
+        if self.explains is not None:
+            return self._explain(self.explains, model, payload, parsed, deadline)
         answer = model.start_generation(parsed, self.usage, deadline)
         self.usage.device = model.loaded.capabilities.device
         chunks = iter(answer)
@@ -136,6 +150,21 @@ class Exchange:
         self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
         stream = StreamBody(self, first, chunks, answer, by_record=payload.stream, telling=answer)
         return self._stream(stream, answer.content_type)
+
+    def _explain(
+        self,
+        claims: Mapping[str, Dialect],
+        model: ServedModel,
+        payload: Payload,
+        parsed: Parsed,
+        deadline: Deadline,
+    ) -> Response:
+        """Answer what would be done with the request."""
+        body = None if payload.content_type == TEXT else decode_typed(payload.data, object)
+        claimed = (name for name, dialect in claims.items() if dialect is self.dialect and name in payload.fields)
+        chosen = ChosenDialect(dialect_name(self.dialect), next(claimed, None) if body is not None else None)
+        explanation = model.explain(parsed, body, chosen, self.usage, deadline)
+        return self.document(msgspec.json.encode(explanation), JSON)
 
     def document(self, body: bytes, content_type: str | None, status: int = 200) -> Response:
         """Send a complete body. The client has `predict_timeout` seconds to read it."""

@@ -8,7 +8,7 @@ from lmi_handlers.apis.base import Payload, front_end_json
 from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import LMIError, ModelNotFound
+from lmi_handlers.core.errors import LMIError, ModelNotFound, UnsupportedFeature
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
 from lmi_handlers.web.body_dialects import BodyDialects
@@ -39,6 +39,8 @@ class InvocationsView:
                 self._budget.check_lines(payload.data)
                 exchange.hurries = False  # a line has no header that could say that its text was cut
                 if is_batch(payload.data):
+                    if exchange.explains is not None:
+                        raise UnsupportedFeature("several JSON lines are not explained: send one")
                     refuse_session("JSON lines belong to no session: send each as a request of its own")
                     lines = self._batches.lines(exchange, payload)
                     return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
@@ -46,7 +48,7 @@ class InvocationsView:
                 self._budget.check_text(payload.data)
             elif request.is_json or not self._dialects.any_content:
                 self._budget.check_json(payload.data)
-            if (response := self._sessions.answer(exchange, payload)) is not None:
+            if exchange.explains is None and (response := self._sessions.answer(exchange, payload)) is not None:
                 return response
             payload, exchange.dialect, change = self._dialects.choose(exchange, payload, exchange.usage)
             return exchange.generate(self._model, payload, change, self._sessions.entry(exchange))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from flask import Flask, Response, request
 
-from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.custom_code import Invoked
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
@@ -26,6 +26,9 @@ from lmi_handlers.web.invocations import InvocationsView
 from lmi_handlers.web.sessions import refuse_session
 from lmi_handlers.web.speech import SpeechView
 
+EXPLAINABLE = "lmi_explainable"
+"""Key of the application's extension with the views that generate, and the dialects that a body's field chooses there."""
+
 View = Callable[..., Response]
 """Answers the request that Flask is handling. The arguments are the path's parameters."""
 
@@ -33,7 +36,10 @@ View = Callable[..., Response]
 def add_routes(app: Flask, routes: Iterable[Route], model: Served, properties: ServingProperties) -> None:
     """Add the routes to `app`. The name of each view is like `GET /info`."""
     views = _Views(model, properties)
+    explainable: dict[str, Mapping[str, Dialect]] = app.extensions.setdefault(EXPLAINABLE, {})
     for route in routes:
+        if isinstance(route.endpoint, Generation | Invocations):
+            explainable[f"{route.method} {route.path}"] = route.endpoint.claims
         app.add_url_rule(
             flask_rule(route), f"{route.method} {route.path}", views.of(route.endpoint), methods=[route.method]
         )

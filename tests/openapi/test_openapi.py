@@ -216,7 +216,7 @@ import json, os
 from lmi_handlers.app import create_app
 app = create_app()
 rules = app._front.url_map if "LMI_MODELS_RUNTIME" in os.environ else app.url_map
-others = ("console.", "docs.", "bidirectional_stream")
+others = ("console.", "docs.", "explain.", "bidirectional_stream")
 shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(others)]
 print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in shown]))
 os._exit(0)  # whatever else waits for an engine

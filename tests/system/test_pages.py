@@ -70,6 +70,7 @@ PAGES = {
     "docs/chat.md": Setting("echo_server", replaced={"lmi chat": "lmi chat --url http://127.0.0.1:8080"}),
     "docs/custom-attributes.md": Setting(f"{ECHO}option.custom_attributes=trace,tenant\n"),
     "docs/deploy.md": Setting("echo_server", {"my-model/config.json": CONFIG}),
+    "docs/explain.md": Setting("echo_server", replaced={"lmi explain": "lmi explain --url http://127.0.0.1:8080"}),
     "docs/formatters.md": Setting(files=MODEL),
     "docs/lmi.md": Setting("echo_server"),
     "docs/load-generator.md": Setting("echo_server"),

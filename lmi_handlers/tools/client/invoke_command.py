@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,13 +46,14 @@ def invoke_command(
     Example: lmi invoke --url http://127.0.0.1:8080 '{"inputs": "Hello", "stream": true}'
     """
     from lmi_handlers.tools.client.aws import Aws
+    from lmi_handlers.tools.client.body import read_body
     from lmi_handlers.tools.client.endpoint import invoke_endpoint
     from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
     from lmi_handlers.tools.client.server import invoke_url
 
     if (url is None) == (endpoint_name is None):
         raise click.UsageError("exactly one of --url and --endpoint-name is needed")
-    invocation = _invocation(_read_body(body), options)
+    invocation = _invocation(read_body(body), options)
     if url is not None:
         answering = invoke_url(url, invocation, api_key)
     else:
@@ -105,16 +104,3 @@ def _show(answer: StreamedResponse, *, raw: bool) -> None:
     finally:
         if last and not last.endswith("\n"):
             terminal.show()
-
-
-def _read_body(body: str | None) -> bytes:
-    from lmi_handlers.core.errors import ConfigError
-
-    if body is None or body == "-":
-        return sys.stdin.buffer.read()
-    if not body.startswith("@"):
-        return body.encode()
-    try:
-        return Path(body[1:]).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{body[1:]} cannot be read: {error.strerror}") from error

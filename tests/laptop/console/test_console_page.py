@@ -101,6 +101,20 @@ def test_all_apis_are_shown_side_by_side(server: Server, page: Page) -> None:
         assert "200 OK" in (article.locator(".head").last.text_content() or "")
 
 
+def test_a_request_is_explained_before_it_is_sent(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    page.click("#wire-tabs-explained")
+    page.fill("#prompt", "explain me")
+    shown = page.locator("[data-wire=explained]")
+    expect(shown).to_contain_text('"text": "explain me"')
+    page.click("#apis-openai-chat")
+    expect(shown).to_contain_text('"dialect": "openai chat"')
+    page.click("#apis-lmi")
+    page.fill("#prompt", "x" * 5000)
+    expect(page.locator("#wire-panel .note")).to_contain_text("4095")
+    expect(shown).to_be_hidden()
+
+
 def test_a_chat_has_a_system_prompt_a_history_and_tools(server: Server, page: Page) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
     call = (

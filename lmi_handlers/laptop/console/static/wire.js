@@ -4,6 +4,7 @@ import { LANGUAGES } from "./code.js";
 import { hasKey, toSend } from "./connection.js";
 import { DIALECTS } from "./dialects/all.js";
 import { $, bytes, copy, duration, el, say, tabs, toggle } from "./dom.js";
+import { ExplainView } from "./explain.js";
 
 const MOST_TEXT = 200_000;
 const MOST_HEX = 16_384;
@@ -34,8 +35,8 @@ export class Wire {
   // `requestFor(api)` returns the request that would be sent now.
   constructor(requestFor) {
     this.#requestFor = requestFor;
-    this.#views = { sent: new BodyView("sent"), received: new BodyView("received"), code: new CodeView(() => this.refresh()), all: new AllView() };
-    const names = [["sent", "Sent"], ["received", "Received"], ["all", "All APIs"], ["code", "Code"]];
+    this.#views = { sent: new BodyView("sent"), received: new BodyView("received"), code: new CodeView(() => this.refresh()), all: new AllView(), explained: new ExplainView() };
+    const names = [["sent", "Sent"], ["received", "Received"], ["all", "All APIs"], ["code", "Code"], ["explained", "Explained"]];
     const list = tabs($("wire-tabs"), names, $("wire-panel"), (id) => this.#open(id));
     list.select(this.#chosen);
     this.#open(this.#chosen);
@@ -79,6 +80,7 @@ export class Wire {
     this.#timer = 0;
     const [api, record] = [this.#api, this.#records.get(this.#api.id)];
     if (this.#chosen === "code") this.#views.code.show(api, this.#requestFor);
+    else if (this.#chosen === "explained") this.#views.explained.show(api, this.#requestFor);
     else if (this.#chosen === "all") this.#views.all.show(this.#records);
     else if (this.#chosen === "received") this.#views.received.show(record?.status ? times(record) : "Nothing has been received yet.", record?.status ? responseHead(record) : null, record?.pieces ?? []);
     else this.#showSent(api, record);

@@ -1,0 +1,1 @@
+"""`lmi explain`: what a server would do with a request."""

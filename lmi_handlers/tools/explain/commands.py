@@ -1,0 +1,51 @@
+"""The command line of `lmi explain`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from lmi_handlers.tools.client.options import explained
+
+
+@click.command("explain")
+@click.argument("body", required=False)
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="Server to ask.")
+@click.option("--route", default="/invocations", show_default=True, help="Route that the body is for.")
+@click.option("--text", is_flag=True, help="The body is a text/plain one.")
+@click.option("--api-key", envvar="API_KEY", help="Key of the server. Defaults to the variable API_KEY.")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's document.")
+@explained
+def explain_command(*, body: str | None, url: str, route: str, text: bool, api_key: str | None, as_json: bool) -> None:
+    """Tell what a server would do with a request. Nothing is generated.
+
+    BODY is the request's body, @FILE for a file, or - for standard input, which is the default. Exits with status 1 if the
+    server would refuse the request.
+
+    Example: lmi explain '{"inputs": "Hello", "parameters": {"top_k": 5}}'
+    """
+    from lmi_handlers.core import terminal
+    from lmi_handlers.tools.client.body import read_body
+    from lmi_handlers.tools.client.errors import CallRefused
+    from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
+    from lmi_handlers.tools.explain.report import report
+
+    data = read_body(body)
+    try:
+        question = {"route": route, "body": data.decode() if text else json.loads(data)}
+    except ValueError as error:
+        raise click.UsageError(f"the body is not JSON: {error} (--text for a text)") from error
+    invocation = InvokeRequest(
+        body=json.dumps(question).encode(), content_type="application/json", accept=None, parameters={}
+    )
+    with invoke_url(url, invocation, api_key, route="/explain") as answer:
+        found: Any = json.loads(b"".join(answer.parts))
+    if not isinstance(found, dict):
+        raise CallRefused(f"{url} does not explain requests")
+    if as_json:
+        terminal.show(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for line in report(found):
+        terminal.show(line)
