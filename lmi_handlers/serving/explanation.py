@@ -20,11 +20,11 @@ Origin = Literal["request", "generation_config.json", "serving.properties", "API
 
 
 class ExplainedValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A field of `SamplingParams`. `field` is the client's name for it."""
+    """A field of `SamplingParams`. `field` is the request's name for it, if the value is from there."""
 
     value: Any
     origin: Origin
-    field: str
+    field: str | None = None
 
 
 class ExplainedPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,13 +139,14 @@ def _longest_answer(request: GenerationRequest, prompt_tokens: int, capabilities
 
 
 def _sampling_params(parsed: Parsed, body: object, facts: ModelFacts) -> dict[str, ExplainedValue]:
-    params = parsed.request.sampling_params
+    params, ignored = parsed.request.sampling_params, parsed.request.ignored_parameters
     explained = {}
     for name in params.__struct_fields__:
         value, field = getattr(params, name), parsed.alias(name)
-        origin = _origin(name, value, named=_names(body, field), facts=facts)
+        named = _names(body, field) and field.rpartition(".")[2] not in ignored
+        origin = _origin(name, value, named=named, facts=facts)
         if origin is not None:
-            explained[name] = ExplainedValue(value, origin, field)
+            explained[name] = ExplainedValue(value, origin, field if named else None)
     return explained
 
 

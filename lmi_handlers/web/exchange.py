@@ -44,6 +44,7 @@ _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
+EXPLAIN_PATH = "/explain"
 
 EXPLAINS = "lmi.explains"
 """Key of the WSGI environment of a request that is explained instead of answered; no client can set it. The value has the
@@ -75,7 +76,7 @@ class Exchange:
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
-        self._path = request.path
+        self._path = request.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
         if request.headers.get(_INFERENCE_ID):
@@ -126,7 +127,8 @@ class Exchange:
         parsed = self.dialect.parse(payload)
         for change in changes:
             parsed = change(parsed)
-        self._request = parsed.request
+        if self.explains is None:
+            self._request = parsed.request
         self.name_ignored(parsed.request.ignored_parameters)
         cutoff = model.cutoff(self.usage.started, stream=parsed.request.stream) if self.hurries else None
         deadline = model.deadline(self.usage.started, self.connected, cutoff)

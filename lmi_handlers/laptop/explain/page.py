@@ -12,4 +12,4 @@ class ExplainPage(Page):
     """The route `POST /explain`."""
 
     def add(self, app: Flask, context: PageContext) -> None:
-        add_explain(app, context.properties.max_request_size)
+        add_explain(app, context.properties)

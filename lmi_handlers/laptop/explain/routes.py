@@ -9,22 +9,21 @@ So everything is as in an answer, also an error, until the request would go to t
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import msgspec
 from flask import Blueprint, Flask, current_app, request
 from werkzeug import Response
 from werkzeug.exceptions import HTTPException
 
-from lmi_handlers.apis.base import front_end_json
 from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.management import ManagementDialect
 from lmi_handlers.apis.routes import JSON, TEXT
-from lmi_handlers.core.errors import InvalidRequest, LMIError, PayloadTooLarge, UnsupportedFeature
-from lmi_handlers.web.exchange import EXPLAINS
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
+from lmi_handlers.web.exchange import EXPLAIN_PATH, EXPLAINS, Exchange
 from lmi_handlers.web.inner_request import SAGEMAKER_HEADERS, inner_environ
 from lmi_handlers.web.routes import EXPLAINABLE
-
-PATH = "/explain"
 
 
 class _Question(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,28 +33,21 @@ class _Question(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-def add_explain(app: Flask, max_request_size: int) -> None:
-    """Serve the route. A body has at most `max_request_size` bytes."""
-    blueprint = Blueprint("explain", __name__)
+def add_explain(app: Flask, properties: ServingProperties) -> None:
+    """Serve the route. Its bodies have the limits of all others."""
+    blueprint, dialect, budget = Blueprint("explain", __name__), ManagementDialect(), Budget.of(properties)
 
-    @blueprint.post(PATH)
+    @blueprint.post(EXPLAIN_PATH)
     def explain() -> Response:
+        exchange = Exchange(dialect, counts=False)
         try:
-            question = decode_typed(_read(max_request_size), _Question)
-            return _explained(question)
+            data = exchange.any_body(properties.max_request_size)
+            budget.check_json(data)
+            return _explained(decode_typed(data, _Question))
         except LMIError as error:
-            fields = {"code": 400, "type": "BadRequestException", "message": str(error)}
-            return Response(front_end_json(fields), 400, content_type=JSON)
+            return exchange.refuse(error)
 
     app.register_blueprint(blueprint)
-
-
-def _read(limit: int) -> bytes:
-    if (request.content_length or 0) > limit:
-        raise PayloadTooLarge(f"the request body is larger than max_request_size ({limit} bytes)")
-    arriving: Any = current_app.extensions["lmi_bodies"]
-    data: bytes = arriving.read(request.stream)
-    return data
 
 
 def _explained(question: _Question) -> Response:
@@ -67,7 +59,7 @@ def _explained(question: _Question) -> Response:
         raise InvalidRequest("no answer is generated there", field="route")
     data, content_type = bytes(question.body), JSON
     if data.startswith(b'"'):
-        data, content_type = msgspec.json.decode(data, type=str).encode(), TEXT
+        data, content_type = decode_typed(data, str, prefix="body").encode(), TEXT
     environ = {
         name: value
         for name, value in inner_environ(request.environ, question.route).items()
@@ -87,6 +79,8 @@ def _explained(question: _Question) -> Response:
 
 def _view(route: str) -> str | None:
     """Return the name of the view behind a path, or None."""
+    if not route.isascii():  # none has such a name, and a WSGI environment has one character per byte
+        return None
     try:
         endpoint, _ = current_app.url_map.bind("").match(route, method="POST")
     except HTTPException:

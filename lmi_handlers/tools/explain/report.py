@@ -46,5 +46,5 @@ def _cut(limits: Mapping[str, Any]) -> str:
 
 def _origin(name: str, each: Mapping[str, Any]) -> str:
     """Return where a value is from. "API" is what the API makes of the other fields, or its own default."""
-    renamed = f" ({each['field']})" if each["origin"] == "request" and each["field"] != name else ""
-    return f"{each['origin']}{renamed}"
+    field = each.get("field", name)
+    return each["origin"] if field == name else f"{each['origin']} ({field})"

@@ -11,6 +11,7 @@ import pytest
 import requests
 from facts import says
 from serving import Server
+from waiting import wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -41,7 +42,8 @@ def test_a_body_of_lmi(echo_server: Server) -> None:
     assert values["top_k"] == {"value": 3, "origin": "request", "field": "parameters.top_k"}
     assert values["max_tokens"] == {"value": 5, "origin": "request", "field": "parameters.max_new_tokens"}
     assert document["limits"]["max_tokens"] == 5
-    assert explained(echo_server, {"inputs": "x"})["sampling_params"]["temperature"]["origin"] == "API"
+    values = explained(echo_server, {"inputs": "x", "parameters": {"temperature": None}})["sampling_params"]
+    assert values["temperature"] == {"value": 0.0, "origin": "API"}  # the body has no field for it
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,12 @@ def test_a_body_of_lmi(echo_server: Server) -> None:
 def test_the_api_and_why(echo_server: Server, route: str, body: object, dialect: str, field: str | None) -> None:
     document = explained(echo_server, body, route)
     assert (document["dialect"], document.get("chosen_by_field")) == (dialect, field)
+
+
+def test_no_value_is_from_an_ignored_field(echo_server: Server) -> None:
+    document = explained(echo_server, {"inputs": "a", "parameters": {"min_p": 0.5}}, "/generate")
+    assert document["ignored_fields"] == ["min_p"]
+    assert "min_p" not in document["sampling_params"]
 
 
 def test_a_prompt_after_the_chat_template_is_that_of_the_answer(echo_server: Server) -> None:
@@ -102,6 +110,8 @@ def test_nothing_is_done(echo_server: Server, body: object) -> None:
         ({"route": "/endpoints/x/invocations", "body": {}}, "route"),
         ({"route": "http://127.0.0.1/invocations", "body": {}}, "route"),
         ({"route": "", "body": {}}, "route"),
+        ({"route": "/predictions/日本", "body": {}}, "route"),
+        ({"route": 1.5, "body": {}}, "route"),
         ({"body": {}}, "route"),
         ({"route": "/invocations"}, "body"),
         ({"route": "/invocations", "body": {}, "other": 1}, "other"),
@@ -114,14 +124,27 @@ def test_questions_that_make_no_sense(echo_server: Server, sent: object, facts: 
     assert says(answer.json()["message"].replace("`", " "), facts)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"route": "/invocations", "body": ' + b"[" * 100_000])
+NESTED = b'{"route": "/invocations", "body": ' + b"[" * 5000
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"route": "/invocations", "body": "\xff"}', NESTED])
 def test_bodies_that_are_no_json(echo_server: Server, data: bytes) -> None:
     answer = requests.post(f"{echo_server.url}/explain", data, headers={"Content-Type": "application/json"}, timeout=60)
     assert answer.status_code == 400
 
 
 def test_a_large_body_is_refused(echo_server: Server) -> None:
-    assert ask(echo_server, {"inputs": "x" * (1 << 20)}).status_code in (400, 413)
+    assert ask(echo_server, {"inputs": "x" * (1 << 20)}).status_code == 413
+    answer = requests.post(f"{echo_server.url}/explain", b"{}", headers={"Content-Encoding": "gzip"}, timeout=60)
+    assert answer.status_code == 415
+
+
+def test_the_request_log_says_what_was_asked(echo_server: Server) -> None:
+    answer = ask(echo_server, {"inputs": "x"})
+    identifier = answer.headers["x-request-id"]
+    wait_until(lambda: identifier in echo_server.log)
+    [line] = [json.loads(line) for line in echo_server.log.splitlines() if identifier in line]
+    assert (line["path"], line["status"]) == ("/explain", 200)
 
 
 def test_a_server_that_others_can_reach_explains_nothing(guarded_server: Server) -> None:
