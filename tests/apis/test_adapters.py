@@ -153,7 +153,6 @@ def test_adapters_come_and_go(server: Server, store: Path) -> None:
 
 
 def test_vllms_routes(server: Server) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     body = {"lora_name": "sql", "lora_path": "legal"}
     loaded = manage(server, "POST", "/v1/load_lora_adapter", json=body)
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
@@ -162,10 +161,11 @@ def test_vllms_routes(server: Server) -> None:
     assert "has already been loaded" in again.json()["error"]["message"]
     in_place = manage(server, "POST", "/v1/load_lora_adapter", json=body | {"lora_path": "short", "load_inplace": True})
     assert in_place.status_code == 200
-    parents = {item.id: item.model_dump().get("parent") for item in client.models.list()}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        parents = {item.id: item.model_dump().get("parent") for item in client.models.list()}
+        completion = client.completions.create(model="sql", prompt="Once upon a time", max_tokens=12, temperature=0)
+        base = client.completions.create(model="m", prompt="Once upon a time", max_tokens=12, temperature=0)
     assert parents["sql"] == parents["first"] is not None
-    completion = client.completions.create(model="sql", prompt="Once upon a time", max_tokens=12, temperature=0)
-    base = client.completions.create(model="m", prompt="Once upon a time", max_tokens=12, temperature=0)
     assert completion.choices[0].text != base.choices[0].text
     unloaded = manage(server, "POST", "/v1/unload_lora_adapter", json={"lora_name": "sql"})
     assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")

@@ -318,8 +318,8 @@ def test_requests_are_counted(server: Server) -> None:
 
 def test_openais_client(server: Server) -> None:
     """It asks for base64 by default, and decodes it."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    answer = client.embeddings.create(input=["alpha", "b"], model="m", dimensions=8)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.embeddings.create(input=["alpha", "b"], model="m", dimensions=8)
     assert [item.embedding for item in answer.data] == [vector("alpha", dimensions=8), vector("b", dimensions=8)]
     assert answer.usage.prompt_tokens == 6
 
