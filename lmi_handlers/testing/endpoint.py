@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmi_handlers.config.variables import NATIVE, SM_VLLM, TGI
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.laptop.sagemaker_runtime.faults import AnyFault, Fault, FaultsFile
 from lmi_handlers.tools.client.own_server import own_server
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
 
 _ECHO = "option.rolling_batch=echo\n"
-_OURS = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "API_KEY")
+_OURS = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "API_KEY", SM_VLLM)
 _REGION = "us-east-1"
 
 
@@ -82,6 +83,15 @@ class Endpoint:
             self.client.close()
 
 
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a container may have of an application's environment: no variable that sets one of this server's options."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OURS) and name not in NATIVE and name not in TGI
+    }
+
+
 @contextlib.contextmanager
 def endpoint(
     model_dir: Path | str | None = None,
@@ -109,12 +119,13 @@ def endpoint(
         file, log = FaultsFile(folder / "faults.json"), folder / "container.log"
         file.add(*faults)
         output = stack.enter_context(log.open("wb"))
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
         arguments = ["--local-runtime", "--split-payload-parts", "--endpoint-name", name]
         arguments += ["--local-runtime-faults", str(folder / "faults.json")]
         arguments += ["--async-output", async_output or answers.as_uri()]
         try:
-            server = own_server(Path(model_dir), *arguments, environ={**inherited, **(environ or {})}, log=output)
+            server = own_server(
+                Path(model_dir), *arguments, environ={**inherited(os.environ), **(environ or {})}, log=output
+            )
             url = stack.enter_context(server)
         except ConfigError as error:
             raise ConfigError(f"{error}; its log:\n{log.read_text(errors='replace')}") from error

@@ -131,7 +131,7 @@ class ContainerError(Fault, frozen=True, tag="model_error"):
 
 
 class _Cut(Fault, frozen=True):
-    """The container's answer ends after so many bytes, which is usually inside a record."""
+    """The container's answer ends after so many bytes, which is usually inside a record. A shorter one ends after its last."""
 
     after_bytes: Bytes = 100
     cause: ClassVar[type[Exception]]
@@ -153,7 +153,8 @@ class _Cut(Fault, frozen=True):
                 yield chunk[:left]
                 left -= len(chunk)
                 if left <= 0:
-                    raise self.cause()
+                    break
+            raise self.cause()
 
 
 class TimeLimit(_Cut, frozen=True, tag="time_limit"):
@@ -206,8 +207,7 @@ class FaultsFile:
 
     def add(self, *faults: Fault) -> None:
         """Add faults for the next requests. Creates the file if it is missing. Raises `ConfigError`."""
-        self._path.touch()
-        with self._locked() as file:
+        with self._locked(os.O_CREAT) as file:
             self._write(file, [*self._read(file), *faults])
 
     def left(self) -> list[AnyFault]:
@@ -232,9 +232,9 @@ class FaultsFile:
         return NO_FAULT
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[IO[bytes]]:
+    def _locked(self, flags: int = 0) -> Iterator[IO[bytes]]:
         try:
-            with self._path.open("r+b") as file:
+            with os.fdopen(os.open(self._path, os.O_RDWR | flags, 0o666), "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield file
         except OSError as error:

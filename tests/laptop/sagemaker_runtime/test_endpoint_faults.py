@@ -33,6 +33,7 @@ from lmi_handlers.testing import (
     TimeLimit,
     endpoint,
 )
+from lmi_handlers.testing.endpoint import inherited
 
 BODY = json.dumps({"inputs": "zwölf Boxkämpfer", "parameters": {"max_new_tokens": 64}, "stream": False}).encode()
 STREAM = json.dumps({"inputs": "zwölf Boxkämpfer", "parameters": {"max_new_tokens": 64}, "stream": True}).encode()
@@ -119,6 +120,15 @@ def test_a_stream_is_cut_inside_a_record(sagemaker: Endpoint) -> None:
     assert any(not part.endswith(b"\n") for part in whole)  # a part is not a record
 
 
+@pytest.mark.parametrize("fault", [StreamBroken(after_bytes=10**6), TimeLimit(after_bytes=10**6)])
+def test_an_answer_that_is_shorter_is_cut_at_its_end(sagemaker: Endpoint, fault: Fault) -> None:
+    sagemaker.fail(fault, fault)
+    with pytest.raises(EventStreamError):
+        parts(sagemaker, [])
+    with pytest.raises(sagemaker.client.exceptions.ModelError):
+        ask(sagemaker)
+
+
 def test_a_stream_that_has_not_begun_at_the_time_limit(sagemaker: Endpoint) -> None:
     sagemaker.fail(TimeLimit())
     with pytest.raises(sagemaker.client.exceptions.ModelError) as caught:
@@ -191,6 +201,23 @@ def test_unusable_files_are_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         FaultsFile(path).take("InvokeEndpoint")
     assert path.read_bytes() == content
+
+
+def test_a_file_that_cannot_be_created(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FaultsFile(tmp_path / "nowhere" / "faults.json").add(Throttling())
+    assert says(str(caught.value), "nowhere")
+
+
+def test_the_applications_variables_set_no_options() -> None:
+    ours = {
+        "OPTION_DTYPE": "fp32",
+        "MODEL_ID": "org/name",
+        "HF_MODEL_ID": "org/name",
+        "SM_VLLM_MODEL": "m",
+        "DTYPE": "int8",
+    }
+    assert inherited({"PATH": "/bin", "HF_TOKEN": "secret", **ours}) == {"PATH": "/bin", "HF_TOKEN": "secret"}
 
 
 def test_each_fault_is_taken_as_often_as_it_says(tmp_path: Path) -> None:
