@@ -205,6 +205,14 @@ ROLLING_BATCH = {
 """Engines for the real model, each with options for exact results and a quick start."""
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep the exit status beside the names of the failed tests, for `tests/support/failed_modules.py`."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("lmi/exit_status", int(exitstatus))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from failed_modules import MOST, main
 from paths import ROOT
 
 LONG_AND_SHORT = """
@@ -47,6 +49,13 @@ def selection(target: str) -> str:
     return expressions[0].strip('"')
 
 
+def with_conftest() -> dict[str, str]:
+    """Return an environment in which another pytest finds our conftest.py."""
+    ours = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
+    folders = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+    return ours | {"PYTHONPATH": os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))}
+
+
 def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[str, int]:
     """Return the outcomes of `LONG_AND_SHORT` with our settings and our conftest.py."""
     (tmp_path / "test_both.py").write_text(LONG_AND_SHORT)
@@ -60,10 +69,7 @@ def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[s
         "-p",
         "no:cacheprovider",
     ]
-    ours = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
-    environ = ours | environ
-    folders = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
+    environ = with_conftest() | environ
     command = [sys.executable, "-m", "pytest", *settings, "-m", expression, str(tmp_path / "test_both.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     summary = done.stdout.splitlines()[-1]
@@ -89,6 +95,32 @@ def test_ci_runs_all_targets() -> None:
     assert re.findall(r"^make (\S+)", script, re.MULTILINE) == ["check"]
     assert suites.split() == ["test", "test-long"]
     assert "export CI=" in script
+
+
+@pytest.mark.parametrize(("then", "modules"), [("pass", ["test_first.py"]), ("pytest.exit('no memory')", [])])
+def test_failures_of_a_whole_run_run_again(then: str, modules: list[str], tmp_path: Path) -> None:
+    first = f"import pytest\ndef test_one(): assert 0\ndef test_two(): {then}\n"
+    (tmp_path / "test_first.py").write_text(first)
+    (tmp_path / "test_second.py").write_text("def test_three(): pass\n")
+    (tmp_path / "pytest.ini").touch()
+    command = [sys.executable, "-m", "pytest", "-p", "conftest"]
+    subprocess.run(command, cwd=tmp_path, env=with_conftest(), capture_output=True, check=False)
+    script = [sys.executable, str(ROOT / "tests" / "support" / "failed_modules.py")]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == (modules, 0 if modules else 1), done.stderr
+
+
+@pytest.mark.parametrize(("status", "modules"), [(2, 1), (1, MOST + 1), (0, 0), (None, 1)])
+def test_nothing_else_runs_again(status: int | None, modules: int, tmp_path: Path) -> None:
+    for name, value in (
+        ("lmi/exit_status", status),
+        ("cache/lastfailed", {f"tests/test_{number}.py::test": True for number in range(modules)}),
+    ):
+        path = tmp_path / "v" / name
+        path.parent.mkdir(parents=True)
+        if value is not None:
+            path.write_text(json.dumps(value))
+    assert main(tmp_path)
 
 
 @pytest.mark.parametrize("part", ["vllm", "clients"])
