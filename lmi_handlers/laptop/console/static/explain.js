@@ -1,6 +1,6 @@
 // Shows what the server would do with the request that would be sent now.
 
-import { fetchJson, toSend } from "./connection.js";
+import { fetchJson } from "./connection.js";
 import { el, say, toggle } from "./dom.js";
 
 const MOST_TEXT = 200_000;
@@ -13,8 +13,8 @@ export class ExplainView {
 
   show(api, requestFor) {
     const request = requestFor(api);
-    const { path, body } = toSend(api.path(request), api.body(request));
-    const question = JSON.stringify({ route: path, body: JSON.parse(body) });
+    const [route] = api.path(request).split("?"); // as the server knows it, whatever a proxy puts before it
+    const question = JSON.stringify({ route, body: api.body(request) });
     if (question === this.#shown) return;
     this.#shown = question;
     this.#ask(question);
@@ -28,6 +28,7 @@ export class ExplainView {
       note = `The server would refuse this request: ${error.message}`;
     }
     if (question !== this.#shown) return; // another request would be sent by now
+    if (!text) this.#shown = ""; // to ask again: the server may only be loading its model
     say(this.#note, note);
     say(this.#text, text.slice(0, MOST_TEXT));
     toggle(this.#text, text !== "");
