@@ -26,6 +26,8 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
 
     Example: lmi explain '{"inputs": "Hello", "parameters": {"top_k": 5}}'
     """
+    import msgspec
+
     from lmi_handlers.core import terminal
     from lmi_handlers.tools.client.body import read_body
     from lmi_handlers.tools.client.errors import CallRefused
@@ -33,12 +35,16 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
     from lmi_handlers.tools.explain.report import report
 
     data = read_body(body)
+    given: str | msgspec.Raw
     try:
-        question = {"route": route, "body": data.decode() if text else json.loads(data)}
-    except ValueError as error:
+        given = data.decode() if text else msgspec.json.decode(data, type=msgspec.Raw)  # as it is, with doubled names
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         raise click.UsageError(f"the body is not JSON: {error} (--text for a text)") from error
     invocation = InvokeRequest(
-        body=json.dumps(question).encode(), content_type="application/json", accept=None, parameters={}
+        body=msgspec.json.encode({"route": route, "body": given}),
+        content_type="application/json",
+        accept=None,
+        parameters={},
     )
     with invoke_url(url, invocation, api_key, route="/explain") as answer:
         found: Any = json.loads(b"".join(answer.parts))

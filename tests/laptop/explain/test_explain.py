@@ -174,6 +174,8 @@ def test_command(echo_server: Server) -> None:
     [
         (('{"inputs": "a", "parameters": {"top_p": 7}}',), "424 parameters.top_p:"),
         (("no JSON",), "JSON"),
+        (("[" * 10_000,), "JSON"),
+        (("--route", "/generate", '{"inputs": "a", "inputs": "b"}'), "422 duplicate field inputs"),
         (("@nowhere.json",), "nowhere.json"),
         (("--route", "/ping", "{}"), "400 route:"),
     ],
