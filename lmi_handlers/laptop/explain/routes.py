@@ -39,6 +39,9 @@ def add_explain(app: Flask, properties: ServingProperties) -> None:
 
     @blueprint.post(EXPLAIN_PATH)
     def explain() -> Response:
+        if EXPLAINABLE not in current_app.extensions:
+            reply = dialect.error(UnsupportedFeature("a server with several models does not explain requests"))
+            return Response(reply.body, reply.status, content_type=reply.content_type)
         exchange = Exchange(dialect, counts=False)
         try:
             data = exchange.any_body(properties.max_request_size)
@@ -51,10 +54,7 @@ def add_explain(app: Flask, properties: ServingProperties) -> None:
 
 
 def _explained(question: _Question) -> Response:
-    explainable = current_app.extensions.get(EXPLAINABLE)
-    if explainable is None:
-        raise UnsupportedFeature("a server with several models does not explain requests")
-    claims = explainable.get(_view(question.route))
+    claims = current_app.extensions[EXPLAINABLE].get(_view(question.route))
     if claims is None:
         raise InvalidRequest("no answer is generated there", field="route")
     data, content_type = bytes(question.body), JSON

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from facts import says
+from model_store import ECHO, StoreServer
 from serving import Server
 from waiting import wait_until
 
@@ -152,6 +154,16 @@ def test_a_server_that_others_can_reach_explains_nothing(guarded_server: Server)
         f"{guarded_server.url}/explain", json={}, headers={"Authorization": "Bearer s3cret-key"}, timeout=60
     )
     assert answer.status_code == 404
+
+
+def test_a_server_with_several_models_explains_nothing(tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, {"m": ECHO})
+    try:
+        server.wait_listening()
+        answer = server.ask("POST", "/explain", json={"route": "/invocations", "body": {}})
+        assert (answer.status_code, says(answer.json()["message"], "several models")) == (400, True)
+    finally:
+        server.stop()
 
 
 def explain_command(server: Server, *arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
