@@ -55,7 +55,8 @@ from lmi_handlers.workers.link import Link
 logger = logging.getLogger(__name__)
 
 _OUTPUTS_AT_ONCE = 64
-"""Outputs after which other requests get a turn: about two milliseconds of work."""
+"""Outputs after which other requests get a turn: about two milliseconds of work. An engine that is faster than this
+worker always has the next message ready, so reading alone gives nobody a turn."""
 
 
 class InFlightRequest:
@@ -216,6 +217,7 @@ class EngineClient:
         self._link = Link(socket_path, self._serve, name="engine-reader", in_flight=self._generations.values())
         self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
         self._numbers = itertools.count(1)
+        self._since_turn = 0
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
@@ -335,11 +337,13 @@ class EngineClient:
     def _handle(self, message: EngineMessage, sender: EngineSender) -> None:
         if isinstance(message, Outputs):
             generations = self._generations
-            for position, output in enumerate(message.outputs, 1):
+            for output in message.outputs:
                 generation = generations.get(output.number)
                 if generation is not None:
                     generation.put(output)
-                if position % _OUTPUTS_AT_ONCE == 0:
+                self._since_turn += 1
+                if self._since_turn >= _OUTPUTS_AT_ONCE:
+                    self._since_turn = 0
                     give_way()
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)

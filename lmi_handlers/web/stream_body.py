@@ -89,6 +89,7 @@ class StreamBody:
         self._socket: ClientSocket | None = None
         self._in_turn = True
         self._due = threading.Event()
+        self._raised: BaseException | None = None
         self._failure: LMIError | None = ClientDisconnected()
 
     def share_turns(self) -> None:
@@ -112,15 +113,17 @@ class StreamBody:
             self._failure = None
 
     def advance(self) -> None:
-        """Write the next chunk, unless the greenlet is at work or has to be."""
+        """Write the next chunk, unless the greenlet is at work or has to be. Raises nothing: the greenlet does."""
         if self._in_turn or self._due.is_set() or self._socket is None:
             return
         self._in_turn = True
         try:
-            if not self._write(self._socket, next(self._rest, b"")):
-                self._due.set()
-        finally:
-            self._in_turn = False
+            complete = self._write(self._socket, next(self._rest, b""))
+        except BaseException as error:  # noqa: BLE001  whoever brings the chunks of all requests must not end for this one
+            self._raised, complete = error, False
+        self._in_turn = False
+        if not complete:
+            self._due.set()
 
     def resume(self) -> None:
         """Wake the greenlet, or let it go on when it would sleep."""
@@ -151,6 +154,11 @@ class StreamBody:
             give_way()
         self._in_turn = True
         self._due.clear()
+        if self._raised is not None:
+            try:
+                raise self._raised
+            finally:
+                self._raised = None  # its traceback refers to this object
 
     def _write(self, sock: ClientSocket, chunk: bytes) -> bool:
         """Write without waiting. Returns False if something is left for `flush`."""

@@ -390,8 +390,10 @@ def expect(models: Callable[[str], Path]) -> Reference:
     return reference(models("idefics3"))
 
 
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        yield client
 
 
 def ask(server: Server, *parts: dict[str, Any], **more: Any) -> requests.Response:
@@ -399,18 +401,16 @@ def ask(server: Server, *parts: dict[str, Any], **more: Any) -> requests.Respons
     return server.invoke(body, path="/v1/chat/completions")
 
 
-def test_chat_with_images(server: Server, expect: Reference) -> None:
+def test_chat_with_images(client: openai.OpenAI, expect: Reference) -> None:
     tokens, length = expect(CHAT.format("What is <image>?"), PICTURES[:1])
     text = expect.processor.tokenizer.decode(tokens, skip_special_tokens=True)
     content: Any = [text_part("What is "), image_part(url(PICTURES[0])), text_part("?")]
     messages: Any = [{"role": "user", "content": content}]
-    answer = client(server).chat.completions.create(
-        model="tgi", messages=messages, temperature=0, max_tokens=MAX_TOKENS, n=2
-    )
+    answer = client.chat.completions.create(model="tgi", messages=messages, temperature=0, max_tokens=MAX_TOKENS, n=2)
     assert [choice.message.content for choice in answer.choices] == [text, text]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == length
-    stream = client(server).chat.completions.create(
+    stream = client.chat.completions.create(
         model="tgi",
         messages=messages,
         temperature=0,
@@ -424,11 +424,11 @@ def test_chat_with_images(server: Server, expect: Reference) -> None:
     assert chunks[-1].usage.prompt_tokens == length
 
 
-def test_name_of_a_model_in_a_folder(server: Server) -> None:
-    (model,) = client(server).models.list().data
+def test_name_of_a_model_in_a_folder(server: Server, client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
     assert model.id == server.name
     assert model.root == server.name, "no path of the machine"
-    assert client(server).models.retrieve(model.id) == model
+    assert client.models.retrieve(model.id) == model
 
 
 def test_images_in_the_history(server: Server, expect: Reference) -> None:

@@ -260,3 +260,49 @@ def test_client_reconnects_when_file_descriptors_become_available(tmp_path: Path
     script = [sys.executable, "-c", CLIENT_WITHOUT_FILE_DESCRIPTORS, str(tmp_path / "engine.sock")]
     subprocess.run(script, check=True, timeout=60)
     engine.stop()
+
+
+FAST_ENGINE = """
+from gevent import monkey
+monkey.patch_all()
+import gevent.event, socket, sys
+from pathlib import Path
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.engine.client import EngineClient
+from lmi_handlers.engine.messages import Loading, Outputs, SequenceOutput
+from lmi_handlers.workers.channel import frame
+
+turns, noted, ended = [0], [], gevent.event.Event()
+
+def others():
+    while not ended.is_set():
+        turns[0] += 1
+        gevent.sleep(0)
+
+def announced(message):
+    noted.append(turns[0])
+    if len(noted) == 2:
+        ended.set()
+
+outputs = frame(Outputs([SequenceOutput(0, 0, TokenOutput(request_id="", token_ids=[1]), 0.0)] * 8))
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    client = EngineClient(Path(sys.argv[1]), announced)
+    client.start()
+    engine, _ = listener.accept()
+    with engine:
+        engine.sendall(frame(Loading("begins", 0.0)) + 80 * outputs + frame(Loading("ends", 0.0)))
+        gevent.spawn(others)
+        ended.wait(60)
+        client.close()
+print(noted[1] - noted[0])
+"""
+
+
+def test_others_have_turns_while_a_fast_engine_always_has_the_next_message(tmp_path: Path) -> None:
+    """In a gevent worker, where reading what has arrived gives nobody a turn: 640 outputs in 80 messages are ten turns."""
+    command = [sys.executable, "-c", FAST_ENGINE, str(tmp_path / "engine.sock")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.stdout.strip().isdigit(), run.stderr
+    assert int(run.stdout) >= 9

@@ -1,0 +1,185 @@
+"""The body of a stream, whose chunks are written by whoever brings them."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.serving.answer import Reader
+from lmi_handlers.web.client_socket import ClientSocket, Limits
+from lmi_handlers.web.stream_body import StreamBody
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Chunks:
+    """Chunks that arrive one by one. An error is raised where the next chunk is made."""
+
+    def __init__(self) -> None:
+        self.is_awaited = threading.Event()
+        self._queue: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+        self._reader: Reader | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def tell(self, reader: Reader) -> bool:
+        self._reader = reader
+        self._queue.put(b"second")
+        return True
+
+    def ready(self) -> bool:
+        if self._queue.empty():
+            self.is_awaited.set()
+            return False
+        return True
+
+    def bring(self, item: bytes | BaseException) -> None:
+        """Return once the item has been taken. Another thread may just go to sleep."""
+        assert self._reader is not None
+        self._queue.put(item)
+        while not self._queue.empty():
+            self._reader.advance()
+            time.sleep(0)
+
+    def leave(self, item: bytes) -> None:
+        """The reader's thread is at work, and takes the item itself."""
+        assert self._reader is not None
+        self._queue.put(item)
+        self._reader.advance()
+
+    def end(self) -> None:
+        assert self._reader is not None
+        self._queue.put(None)
+        self._reader.resume()
+
+
+class Request:
+    """Notes how often it is logged, and with what."""
+
+    def __init__(self, sock: ClientSocket) -> None:
+        self.environ: dict[str, Any] = {"gunicorn.socket": sock}
+        self.logged: list[LMIError | None] = []
+
+    def limit_writes(self, deadline: float, /) -> None:
+        """The chunks here have no deadline."""
+
+    def log(self, status: int, error: LMIError | None = None) -> None:
+        assert status == 200
+        self.logged.append(error)
+
+
+class Serving:
+    """Sends a body as gunicorn does, in a thread. `raised` is what has ended it early."""
+
+    def __init__(self, sock: ClientSocket, chunks: Chunks) -> None:
+        self.raised: BaseException | None = None
+        self.request = Request(sock)
+        self._sock = sock
+        self._body = StreamBody(self.request, b"first", iter(chunks), telling=chunks)
+        self._body.share_turns()
+        self.thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        self._sock.sendall(HEAD)
+        try:
+            for part in self._body:
+                self._sock.sendall(b"%X\r\n%b\r\n" % (len(part), part))
+            self._sock.sendall(b"0\r\n\r\n")
+        except BaseException as error:  # noqa: BLE001  compared by the tests
+            self.raised = error
+        finally:
+            self._body.close()
+
+
+@pytest.fixture
+def chunks() -> Chunks:
+    return Chunks()
+
+
+@pytest.fixture
+def client_and_serving(chunks: Chunks) -> Iterator[tuple[socket.socket, Serving]]:
+    """A client, and its stream, which has been sent up to its second chunk."""
+    server, client = socket.socketpair()
+    with server, client:
+        client.settimeout(60)
+        sock = ClientSocket(server, Limits(client_timeout=20, keepalive=20), {})
+        sock.begin_request()
+        serving = Serving(sock, chunks)
+        serving.thread.start()
+        try:
+            assert chunks.is_awaited.wait(60)
+            yield client, serving
+        finally:
+            chunks.end()
+            serving.thread.join(60)
+
+
+def received(client: socket.socket, end: bytes) -> bytes:
+    data = b""
+    while not data.endswith(end) and (piece := client.recv(1 << 16)):
+        data += piece
+    return data
+
+
+def test_whoever_brings_a_chunk_writes_it(chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]) -> None:
+    client, serving = client_and_serving
+    chunks.bring(b"third")
+    body = b"5\r\nfirst\r\n6\r\nsecond\r\n5\r\nthird\r\n"
+    assert received(client, b"third\r\n") == HEAD + body
+    chunks.end()
+    assert received(client, b"0\r\n\r\n") == b"0\r\n\r\n"
+    serving.thread.join(60)
+    assert (serving.raised, serving.request.logged) == (None, [None])
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit("a formatter"), RuntimeError("a formatter's error record"), MemoryError()]
+)
+def test_an_error_ends_only_its_own_request(
+    error: BaseException, chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]
+) -> None:
+    """Not whoever brings the chunks of all requests."""
+    _, serving = client_and_serving
+    chunks.bring(error)
+    serving.thread.join(60)
+    assert serving.raised is error
+    assert len(serving.request.logged) == 1
+
+
+def test_what_a_slow_client_does_not_take_is_sent_in_order(
+    chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]
+) -> None:
+    """Also if a part ends within a character."""
+    client, serving = client_and_serving
+    received(client, b"second\r\n")
+    large = "ü".encode() * (1 << 22)
+    chunks.bring(large)
+    chunks.leave(b"after")
+    chunks.end()
+    expected = b"%X\r\n%b\r\n5\r\nafter\r\n0\r\n\r\n" % (len(large), large)
+    assert received(client, b"after\r\n0\r\n\r\n") == expected
+    serving.thread.join(60)
+    assert serving.request.logged == [None]
+
+
+def test_a_client_that_has_left_ends_only_its_own_request(
+    chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]
+) -> None:
+    client, serving = client_and_serving
+    client.close()
+    chunks.bring(b"third")
+    wait_until(lambda: bool(serving.request.logged))
+    assert isinstance(serving.raised, OSError)
+    assert len(serving.request.logged) == 1
