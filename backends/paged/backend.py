@@ -374,7 +374,7 @@ class PagedBackend(Backend):
         """
         name = item.request.prompt.adapter
         if name is None or self._adapters is None:
-            restoring = self._restore(item.request)
+            restoring = self._restore(item)
             if restoring is None:
                 self._start(item)
             else:
@@ -389,9 +389,10 @@ class PagedBackend(Backend):
         else:
             self._start(item, adapter)
 
-    def _restore(self, request: TokenRequest) -> Restoring | None:
+    def _restore(self, item: _Prepared) -> Restoring | None:
         """Start to read a prompt's beginning from the file, as far as it may be shared."""
-        token_ids = list(request.prompt.token_ids)
+        request = item.request
+        token_ids = list(request.prompt.token_ids if item.images is None else item.images.token_ids)
         if self._prefixes is None or request.sampling_params.prompt_logprobs is not None:
             return None
         return self._prefixes.restore(self._scheduler.digests(token_ids[:-1], self._cache_key(request), []))

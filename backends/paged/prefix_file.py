@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -87,7 +88,8 @@ class PrefixFile:
         if len(block) == self._block_bytes:
             found, _, checksum = _HEAD.unpack_from(data)
             if found == digest and checksum == self._checksum(digest, block):
-                self.use(digest)
+                with contextlib.suppress(OSError):  # the block is there, even if nothing can be written
+                    self.use(digest)
                 return block
         del self._slots[digest]
         self._free.append(slot)

@@ -22,18 +22,21 @@ STEP_BYTES = 8 * 2**20
 PAUSE = 60.0
 """Seconds without further attempts after a write has failed."""
 PATIENCE = 5.0
-"""Seconds in which a batch must be read. A sequence computes what the disk has not delivered by then."""
+"""Seconds in which a batch must be read, and in which a sequence gets its turn. It computes what is not there by then."""
 _MAX_CANDIDATES = 65_536
 
 
 @dataclass(eq=False, slots=True)
 class Restoring:
-    """A prompt's blocks that come from the file, in order. `reading` are those that are being read."""
+    """A prompt's blocks that come from the file, in order. `reading` are those that are being read, once it is its turn.
+
+    It waits for its turn until `deadline`.
+    """
 
     digests: list[bytes]
+    deadline: float
     reading: list[bytes] = field(default_factory=list)
     blocks: Future[list[bytes]] = field(default_factory=Future)
-    deadline: float = 0.0
 
 
 class PrefixStore:
@@ -53,7 +56,9 @@ class PrefixStore:
         self._candidates: OrderedDict[bytes, None] = OrderedDict()
         self._writes: list[Future[None]] = []
         self._paused_until = float("-inf")
-        self._hung: Future[list[bytes]] | None = None
+        self._uses: Future[None] | None = None
+        self._reading: Future[list[bytes]] | None = None
+        self._read_by = 0.0  # when the disk must have delivered that
         self.num_queried_tokens = 0
         """Prompt tokens that were looked up in the file, and in `num_hit_tokens` those that came from it."""
         self.num_hit_tokens = 0
@@ -61,7 +66,7 @@ class PrefixStore:
     # From the file
 
     def restore(self, digests: Sequence[bytes]) -> Restoring | None:
-        """Start to read the blocks of a prompt that the pool lacks. Returns None if there are none in the file."""
+        """Read the blocks of a prompt that the pool lacks, as soon as `advance` may. Returns None if none are in the file."""
         if self._hangs:
             return None
         missing = [digest for digest in digests if self._pool.find(digest) is None]
@@ -73,21 +78,27 @@ class PrefixStore:
             wanted.append(digest)
         if not wanted:
             return None
-        restoring = Restoring(wanted)
-        self._read_more(restoring)
+        restoring = Restoring(wanted, self._clock() + PATIENCE)
+        self._begin(restoring)
         return restoring
 
     def advance(self, restoring: Restoring) -> bool:
-        """Put what has been read into the pool. Returns True if there is nothing more to wait for."""
+        """Put what has been read into the pool. Returns True if there is nothing more to wait for.
+
+        One prompt is read at a time, so that those which begin alike read their beginning once, and memory has a bound.
+        Call it for all prompts in order of arrival.
+        """
+        if not restoring.reading:
+            return self._begin(restoring)
         if not restoring.blocks.done():
-            if self._clock() < restoring.deadline:
-                return False
-            self._hung = restoring.blocks
-            logger.warning(
-                "the prefix cache file is slow to read; a prompt is computed instead", extra={"seconds": PATIENCE}
-            )
-            return True
+            if self._hangs:
+                logger.warning(
+                    "the prefix cache file is slow to read; a prompt is computed instead", extra={"seconds": PATIENCE}
+                )
+            return self._hangs
         blocks = restoring.blocks.result()
+        if self._reading is restoring.blocks:
+            self._reading = None  # else its result would stay in memory
         for digest, block in zip(restoring.reading, blocks, strict=False):
             if self._pool.find(digest) is None:
                 if self._pool.num_free == 0:
@@ -98,11 +109,21 @@ class PrefixStore:
         self._read_more(restoring)
         return False
 
+    def _begin(self, restoring: Restoring) -> bool:
+        """Read the first blocks if it is this prompt's turn. Returns True if it has nothing to wait for, or has waited."""
+        if self._reading is not None and not self._reading.done():
+            return self._hangs or self._clock() >= restoring.deadline
+        restoring.digests = [digest for digest in restoring.digests if self._pool.find(digest) is None]
+        if not restoring.digests:
+            return True
+        self._read_more(restoring)
+        return False
+
     def _read_more(self, restoring: Restoring) -> None:
         count = max(1, BATCH_BYTES // self._runner.block_bytes)
         restoring.reading, restoring.digests = restoring.digests[:count], restoring.digests[count:]
-        restoring.deadline = self._clock() + PATIENCE
-        restoring.blocks = self._thread.submit(self._read, restoring.reading)
+        self._read_by = self._clock() + PATIENCE
+        self._reading = restoring.blocks = self._thread.submit(self._read, restoring.reading)
 
     def _read(self, digests: list[bytes]) -> list[bytes]:
         """Return the blocks up to the first that cannot be read."""
@@ -131,8 +152,8 @@ class PrefixStore:
         if self._hangs:
             return
         known = [digest for digest in digests if digest in self._file]
-        if known:
-            self._thread.submit(self._use, known)
+        if known and (self._uses is None or self._uses.done()):  # a slow disk must not let them pile up
+            self._uses = self._thread.submit(self._use, known)
         for digest in digests:
             if digest not in self._file and len(self._candidates) < _MAX_CANDIDATES:
                 self._candidates[digest] = None
@@ -166,8 +187,8 @@ class PrefixStore:
 
     @property
     def _hangs(self) -> bool:
-        """Tell whether the disk has not yet delivered what a prompt has given up waiting for."""
-        return self._hung is not None and not self._hung.done()
+        """Tell whether the disk has not delivered in time what was read last."""
+        return self._reading is not None and not self._reading.done() and self._clock() >= self._read_by
 
     def _forget(self, digests: list[bytes]) -> None:
         try:

@@ -163,11 +163,11 @@ class Scheduler:
             if self._caches_prefixes and sequence.first_logit == sequence.prompt_len - 1:
                 self.num_queried_tokens += sequence.prompt_len
                 self.num_hit_tokens += sequence.num_computed
+            if found and self.on_shared is not None:  # one that was preempted finds its own blocks again
+                self.on_shared(sequence)
         self._waiting.remove(sequence)
         self._started.append(sequence)
         self._started.sort(key=self._arrival)
-        if found and self.on_shared is not None:
-            self.on_shared(sequence)
         return True
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:

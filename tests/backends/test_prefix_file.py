@@ -141,6 +141,21 @@ def test_a_prefix_that_nobody_has_shared_is_not_kept(tmp_path: Path) -> None:
         assert answer(second, 50)[1] == 0
 
 
+def test_a_sequence_that_is_preempted_does_not_share_with_itself(tmp_path: Path) -> None:
+    """It finds its own blocks when it goes on. Nobody else has asked for them."""
+    prompts = {str(first): [first, *SYSTEM] for first in (1, 2)}
+    with engine(tmp_path / "prefixes", runner=StoredTokensRunner(24)) as first:
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        for name, prompt in prompts.items():
+            first.add_request(TokenRequest(request_id=name, prompt=EncodedPrompt(prompt), sampling_params=params))
+        ended: set[str] = set()
+        while len(ended) < 2:
+            ended |= {output.request_id for output in first.step() if output.finish_reason is not None}
+        assert first.counters.num_preemptions
+    file = tmp_path / "prefixes"
+    assert file.stat().st_size == 100, "there is only the header"
+
+
 def test_tenants_do_not_find_each_others_prefixes_in_the_file(tmp_path: Path) -> None:
     with engine(tmp_path / "prefixes") as first:
         for last in (50, 51):
@@ -392,6 +407,17 @@ def test_no_byte_of_a_slot_can_change_unnoticed(tmp_path: Path) -> None:
         file.close()
 
 
+def test_a_block_is_read_though_nothing_can_be_written(tmp_path: Path) -> None:
+    """Some file systems need room to overwrite what is there."""
+    file = a_file(tmp_path / "f")
+    file.write(digest(1), content(1))
+    read_only = os.open(tmp_path / "f", os.O_RDONLY)
+    os.dup2(read_only, file._file)
+    os.close(read_only)
+    assert file.read(digest(1)) == content(1)
+    file.close()
+
+
 def test_a_limit_that_holds_no_block(tmp_path: Path) -> None:
     with raises(Unusable, "block takes"):
         a_file(tmp_path / "f", blocks=0)
@@ -438,7 +464,14 @@ class BlocksRunner(StoredTokensRunner):
 class SlowFile(PrefixFile):
     """A disk that hangs."""
 
+    num_reads = num_uses = 0
+
+    def use(self, digest: bytes) -> None:
+        self.num_uses += 1
+        super().use(digest)
+
     def read(self, digest: bytes) -> bytes | None:
+        self.num_reads += 1
         with self.hung.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until somebody lets go of it
         return super().read(digest)
@@ -446,15 +479,21 @@ class SlowFile(PrefixFile):
     hung: Path
 
 
-def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    file = SlowFile(tmp_path / "f", identity=IDENTITY, block_bytes=32, max_bytes=2**20)
-    file.hung = tmp_path / "hung"
+def hanging(folder: Path) -> tuple[SlowFile, int, list[bytes]]:
+    """A file with a block, the descriptor that holds its disk up until it is closed, and the digests of its prompt."""
+    file = SlowFile(folder / "f", identity=IDENTITY, block_bytes=32, max_bytes=2**20)
+    file.hung = folder / "hung"
     file.hung.touch()
     held = os.open(file.hung, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     digests = block_digests([1, 2, 3, 4], 4)
     file.write(digests[0], content(1, 32))
+    return file, held, digests
+
+
+def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    file, held, digests = hanging(tmp_path)
     store = PrefixStore(file, StoredTokensRunner(4), BlockPool(4), clock=lambda: now)
     restoring = store.restore(digests)
     assert restoring is not None
@@ -469,4 +508,36 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pyte
     assert again is not None
     wait([again.blocks])
     assert store.advance(again)
+    store.close()
+
+
+def test_prompts_that_begin_alike_are_read_once(tmp_path: Path) -> None:
+    """After a restart, all of them come at once. What waits for the disk must not pile up either."""
+    file, held, digests = hanging(tmp_path)
+    store = PrefixStore(file, StoredTokensRunner(4), BlockPool(4))
+    restorings = [store.restore(digests) for _ in range(8)]
+    for _ in range(8):
+        store.keep(digests)
+    os.close(held)
+    first = restorings[0]
+    assert first is not None
+    wait([first.blocks])
+    assert all(restoring is not None and store.advance(restoring) for restoring in restorings)
+    store.close()
+    assert store.num_hit_tokens == 4
+    assert (file.num_reads, file.num_uses) == (1, 2)
+
+
+def test_after_an_aborted_prompt_the_next_does_not_wait_for_ever(tmp_path: Path) -> None:
+    now = 0.0
+    file, held, digests = hanging(tmp_path)
+    store = PrefixStore(file, StoredTokensRunner(4), BlockPool(4), clock=lambda: now)
+    aborted, following = store.restore(digests), store.restore(digests)
+    assert aborted is not None
+    assert following is not None
+    assert not store.advance(following)
+    now += prefix_store.PATIENCE
+    assert store.advance(following)
+    assert store.restore(digests) is None, "the disk hangs"
+    os.close(held)
     store.close()
