@@ -42,7 +42,8 @@ class StartedEngine:
         """Start it with the variables of `environ` that it may have. Its socket is in `folder`. Raises `LoadFailed`."""
         self.socket: Path | None = None
         if any(SOCKET in word for word in command):
-            self.socket = folder / f"remote-{os.getpid()}.sock"
+            # No longer than the names that `check_temporary_directory` leaves room for.
+            self.socket = folder / f"r{os.getpid()}.sock"
             self.socket.unlink(missing_ok=True)
             self.url = "http://localhost"
             words = [word.replace(SOCKET, str(self.socket)) for word in command]

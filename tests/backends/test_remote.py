@@ -40,6 +40,7 @@ from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.preflight.checks import SOCKET
 from lmi_handlers.testing.driver import Driver, tokens
 
 FILES = ModelFiles(path=None, eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
@@ -96,6 +97,8 @@ def test_command(tmp_path: Path, where: str) -> None:
     files = msgspec.structs.replace(FILES, runtime_dir=tmp_path)
     backend = RemoteBackend.load(files, serving_properties(engine_command=f"{program} {where}"), lambda phase: None)
     assert [path.is_socket() for path in tmp_path.iterdir()] == [True] * (where == "{socket}")
+    longest = len(Path(SOCKET).name)
+    assert all(len(path.name) <= longest for path in tmp_path.iterdir()), "the start has checked that there is room"
     assert tokens(Driver(backend, (2,), 60.0).generate([8], max_tokens=3)) == [9, 10, 11]
     (engine,) = (process for process in psutil.Process().children() if token_server.__file__ in process.cmdline())
     engine.kill()

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.text.bundle import TextBundle, build_byte_bundle, build_text_bundle, load_text_bundle
+from lmi_handlers.text.bundle import (
+    TextBundle,
+    build_byte_bundle,
+    build_text_bundle,
+    check_sampling_defaults,
+    load_text_bundle,
+)
 from lmi_handlers.text.tokenizer import Tokenizer
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -141,6 +147,13 @@ def test_an_unreadable_file_in_the_model_folder_is_a_configuration_error(
     (plain_model_dir / broken).write_text("{")
     with pytest.raises(ConfigError, match="model"):
         build_text_bundle(plain_model_dir, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("content", [b'{"x": "\xff"}', b'{"x": ' + b"[" * 100_000, b"[1]", b'{"top_k": "many"}', b""])
+def test_sampling_defaults_that_no_request_could_have(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        check_sampling_defaults(tmp_path)
 
 
 def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
