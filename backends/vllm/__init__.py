@@ -68,7 +68,7 @@ DECLARATION = BackendDeclaration(
         "allowed_token_ids": "at most 1024 on the second model runner",
         "logit_bias": "at most 1024 tokens on the second model runner",
         "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
-        "cache_salt": "not supported with LMCache's `LMCacheConnectorV1`, which is not known to keep salts apart",
+        "cache_salt": "not supported with a connector that is not known to keep salts apart, such as `LMCacheConnectorV1`",
         "thinking_token_budget": "not supported on the first model runner for gpt-oss, whose thoughts end in several ways",
         "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
     },

@@ -11,7 +11,9 @@ import itertools
 import logging
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from vllm import EngineArgs
@@ -37,6 +39,17 @@ LEAST = 2**30
 
 _LIBRARY = "lmcache"
 _CONNECTOR = "LMCacheConnectorV1"
+_APART = frozenset(
+    {
+        *("OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector", "LMCacheMPConnector"),
+        *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"),
+        "MultiConnector",
+    }
+)
+"""The connectors of vLLM 0.32 that find keys and values by its digests or with the salt, and those that send them by request.
+
+Others, such as LMCache's and HF3FS's, go by token ids alone: one tenant would find what another has sent.
+"""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of the system
 """vLLM keeps its part here."""
 
@@ -152,8 +165,16 @@ def own_folder(root: Path) -> Path:
 
 
 def keeps_salts_apart(config: VllmConfig) -> bool:
-    """Tell whether prompts with different `cache_salt` share nothing. LMCache's connector in vLLM 0.32 knows no salts."""
-    return _CONNECTOR not in str(config.kv_transfer_config)
+    """Tell whether prompts with different `cache_salt` are known to share nothing."""
+    transfer = config.kv_transfer_config
+    return transfer is None or all(name in _APART for name in _connectors(vars(transfer)))
+
+
+def _connectors(transfer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a connector and of those in it. One that is not vLLM's own has the name ""."""
+    yield "" if transfer.get("kv_connector_module_path") else transfer.get("kv_connector") or ""
+    for child in (transfer.get("kv_connector_extra_config") or {}).get("connectors", ()):
+        yield from _connectors(child)
 
 
 def _asked(backend: BackendDeclaration, properties: ServingProperties) -> tuple[bool, str | None]:

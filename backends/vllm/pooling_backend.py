@@ -35,6 +35,7 @@ from backends.vllm import DECLARATION
 from backends.vllm.engine_args import engine_arguments
 from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
+from backends.vllm.offload import keeps_salts_apart
 from backends.vllm.start import checkpoint, preview_workers, start_engine, workers_of
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
@@ -84,7 +85,7 @@ class VLLMPoolingBackend(Backend):
             unsupported=tuple(DECLARATION.unsupported),
             device=config.device_config.device_type,
             dtype=str(model.dtype).removeprefix("torch."),
-            takes_cache_salt=True,
+            takes_cache_salt=keeps_salts_apart(config),
             pooling_tasks=("classify",) if pooler is None else ("embed", "embed_all"),
             embedding_size=size,
             labels=read_labels(model.hf_config) if pooler is None else (),

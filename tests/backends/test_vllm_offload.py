@@ -74,13 +74,39 @@ def test_each_engine_has_an_empty_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("connector", "apart"), [(None, True), ("OffloadingConnector", True), ("LMCacheConnectorV1", False)]
+    ("connector", "inner", "apart"),
+    [
+        (None, (), True),
+        ("OffloadingConnector", (), True),
+        ("NixlConnector", (), True),
+        ("MultiConnector", ("NixlConnector", "OffloadingConnector"), True),
+        ("MultiConnector", ("NixlConnector", "LMCacheConnectorV1"), False),
+        ("LMCacheConnectorV1", (), False),
+        ("HF3FSKVConnector", (), False),
+        ("ExampleConnector", (), False),
+    ],
 )
-def test_salts_are_only_taken_where_they_isolate(connector: str | None, apart: bool) -> None:
+def test_salts_are_only_taken_where_they_isolate(connector: str | None, inner: tuple[str, ...], apart: bool) -> None:
     from vllm.config import KVTransferConfig
 
     from backends.vllm.offload import keeps_salts_apart
 
-    transfer = None if connector is None else KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+    connectors = [{"kv_connector": name, "kv_role": "kv_both"} for name in inner]
+    extra = {"connectors": connectors} if inner else {}
+    transfer = (
+        None
+        if connector is None
+        else KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra)
+    )
     config: Any = SimpleNamespace(kv_transfer_config=transfer)
     assert keeps_salts_apart(config) is apart
+
+
+def test_a_connector_of_others_is_not_known_to_isolate() -> None:
+    from vllm.config import KVTransferConfig
+
+    from backends.vllm.offload import keeps_salts_apart
+
+    named = {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "elsewhere", "kv_role": "kv_both"}
+    config: Any = SimpleNamespace(kv_transfer_config=KVTransferConfig(**named))
+    assert not keeps_salts_apart(config)
