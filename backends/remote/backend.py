@@ -25,6 +25,7 @@ from lmi_handlers.core.errors import ConfigError, EngineDead
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.workers.environment import child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class RemoteBackend(Backend):
         options = properties.options_of(RemoteOptions)
         environ = dict(os.environ)
         if not _is_operators(options):
+            environ = child_environment(environ)  # a model's own program is its code, which has no use for credentials
             environ.pop(KEY_VARIABLE, None)
         key, name = engine_key(environ), options.engine_protocol
         started, unix_socket = None, None

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from ast import literal_eval
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -461,6 +462,25 @@ def test_only_an_address_of_the_operator_gets_the_key(
         with raises(ConfigError, f"key {KEY_VARIABLE} Unauthorized"):
             load(server.url)
     server.stop()
+
+
+@pytest.mark.parametrize("operators", [True, False])
+def test_only_a_program_of_the_operator_gets_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operators: bool
+) -> None:
+    """One that a model on a server with several models names is code of that model."""
+    wanted = {KEY_VARIABLE: "s3cret", "HF_TOKEN": "hf_s3cret", "AWS_SECRET_ACCESS_KEY": "aws_s3cret"}
+    given = tmp_path / "given"
+    program = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(repr(sorted(os.environ))); sys.exit(3)"
+    command = shlex.join([sys.executable, "-c", program, str(given), "{port}"])
+    for name, text in (wanted | {MODEL_VARIABLE: "m", "API_KEY": "of clients"}).items():
+        monkeypatch.setenv(name, text)
+    if operators:
+        monkeypatch.setenv("OPTION_ENGINE_COMMAND", command)
+    with raises(ConfigError, "option.engine_command ended loading"):
+        RemoteBackend.load(FILES, serving_properties(engine_command=command), lambda phase: None)
+    names = set(literal_eval(given.read_text()))
+    assert names & {*wanted, "API_KEY", "PATH"} == {"PATH"} | (wanted.keys() if operators else set())
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "s3cr\u00e9t", "\x00"])
