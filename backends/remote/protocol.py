@@ -24,8 +24,8 @@ ASKING = 10.0
 """Seconds within which a remote says something about itself."""
 
 _MAX_TOP_K = 2**30
-_NOT_YET = (502, 503, 504)
-"""Statuses of a server, or of a proxy before it, that is not ready."""
+_NOT_YET = (429, 502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that is not ready or is asked too often."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -509,8 +509,9 @@ def test_clients_are_not_told_the_address(url: str) -> None:
     assert not any(part in words for part in ("127.0.0.1", "no-such-host"))
 
 
-def test_proxy_before_a_remote_that_is_not_ready(remote: TokenServer) -> None:
-    remote.not_ready = 2
+@pytest.mark.parametrize("status", [429, 502])
+def test_proxy_before_a_remote_that_is_not_ready(remote: TokenServer, status: int) -> None:
+    remote.not_ready, remote.not_ready_status = 2, status
     load(remote.url).close()
     assert remote.not_ready == 0
 

@@ -30,7 +30,7 @@ class TokenServer:
     `tokens` are its tokens of any text, None if it does not say. With a `key`, it refuses requests without it.
     `pace` is the time between two tokens of a stream. `bodies` are the requests that it has got, `running` is how many it
     answers just now, `looks` how often it was asked for its health. So many requests as `not_ready` says are answered with
-    502, except those about its health.
+    `not_ready_status`, except those about its health.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class TokenServer:
         self.sick = False
         self.looks = 0
         self.not_ready = 0
+        self.not_ready_status = 502
         self._tokens = tokens
         self._key = key
         self._pace = pace
@@ -88,7 +89,7 @@ class TokenServer:
             return web.Response(status=503 if self.sick else 200)
         if self.not_ready:
             self.not_ready -= 1
-            return web.Response(status=502)
+            return web.Response(status=self.not_ready_status)
         if (
             request.path != "/version"
             and self._key is not None
