@@ -191,6 +191,9 @@ def _header(identity: bytes, block_bytes: int, secret: bytes) -> bytes:
 
 def _open(path: Path) -> int:
     """Return the descriptor of a locked file that is ours alone. Raises `Unusable`, or `OSError`."""
+    path.parent.mkdir(
+        mode=0o700, exist_ok=True
+    )  # an empty volume is often writable by everybody, a folder in it is not
     folder = path.parent.stat()
     if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
         raise Unusable(f"others can write to {path.parent}")

@@ -362,6 +362,14 @@ def test_what_is_not_ours_alone_is_neither_used_nor_changed(
     assert {name: (name.lstat().st_mode, name.lstat().st_size) for name in folder.iterdir() if name in before} == before
 
 
+def test_a_folder_that_is_missing_is_made_for_us_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    a_file(tmp_path / "folder" / "f").close()
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
+    with raises(Unusable, "No such file"):
+        a_file(tmp_path / "none" / "folder" / "f")
+
+
 def test_two_do_not_use_it_at_a_time(tmp_path: Path) -> None:
     file = a_file(tmp_path / "f")
     with raises(Unusable, "another engine"):
