@@ -79,7 +79,8 @@ class PrefixStore:
         if not wanted:
             return None
         restoring = Restoring(wanted, self._clock() + PATIENCE)
-        self._begin(restoring)
+        if self._reading is None:  # otherwise what has been read may not be in the pool yet
+            self._begin(restoring)
         return restoring
 
     def advance(self, restoring: Restoring) -> bool:
