@@ -514,6 +514,7 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pyte
     wait([restoring.blocks])
     again = store.restore(digests)
     assert again is not None
+    assert not store.advance(again)
     wait([again.blocks])
     assert store.advance(again)
     store.close()
