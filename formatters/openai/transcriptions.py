@@ -99,9 +99,15 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """The text of a piece of the sound."""
+    """The text of a piece of the sound. `duration` is that of the whole sound, and only beside the whole text."""
 
     text: str
+    duration: float | UnsetType = UNSET
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether this is the end, a `Heard`."""
+        return self.duration is not UNSET
 
 
 CONTENT_TYPES: dict[TranscriptFormat, str] = {

@@ -47,11 +47,12 @@ def read_body(request: Input, task: Task) -> Body:
         inputs = body
     given = body.get("parameters") if isinstance(body, dict) else None
     parameters = _parameters({} if given is None else given, task.parameters)
+    if isinstance(inputs, list):  # counted before any is decoded
+        if not inputs:
+            raise InvalidRequest("must not be empty", field="inputs")
+        if len(inputs) > MAX_ITEMS:
+            raise InvalidRequest(f"must have at most {MAX_ITEMS} items, got {len(inputs)}", field="inputs")
     items, single = task.items(inputs)
-    if not items:
-        raise InvalidRequest("must not be empty", field="inputs")
-    if len(items) > MAX_ITEMS:
-        raise InvalidRequest(f"must have at most {MAX_ITEMS} items, got {len(items)}", field="inputs")
     task.check(items, parameters)
     return Body(items, single, parameters)
 

@@ -85,7 +85,7 @@ class AudioClassification(Task):
 
     def items(self, inputs: object) -> tuple[list[Any], bool]:
         given = inputs if isinstance(inputs, list) else [inputs]
-        return self._reader.read(given), given is not inputs
+        return self._reader.read(given, self.is_unwanted), given is not inputs
 
     def run(self, items: list[Any], parameters: Parameters) -> list[Any]:
         """Sounds of one length share a forward pass. Not all models have a mask for padding."""

@@ -10,13 +10,20 @@ import binascii
 import importlib.util
 import io
 import wave
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
-from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge, RequestFailed, UnsupportedFeature
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestFailed,
+    UnsupportedFeature,
+)
 
 MAX_BYTES = 25 << 20
 """Bytes of a file, as in OpenAI's API."""
@@ -61,11 +68,16 @@ class SoundReader:
         if self._decoder is not None:
             self._decoder.close()
 
-    def read(self, files: list[object]) -> list[Samples]:
-        """Return the samples of files, each as bytes or in base64. Raises `InvalidRequest`."""
+    def read(self, files: list[object], is_unwanted: Callable[[], bool] = lambda: False) -> list[Samples]:
+        """Return the samples of files, each as bytes or in base64.
+
+        Raises `InvalidRequest`, or `ClientDisconnected` if `is_unwanted()` is true before one of them.
+        """
         sounds: list[Samples] = []
         left = MAX_SECONDS * self.rate
         for file in files:
+            if is_unwanted():
+                raise ClientDisconnected
             sounds.append(self._read(as_bytes(file), min(left, self._longest * self.rate)))
             left -= len(sounds[-1])
         return sounds

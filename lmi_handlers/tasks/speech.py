@@ -16,7 +16,7 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.tasks.loading import load_processor
 from lmi_handlers.tasks.sounds import SoundReader
 from lmi_handlers.tasks.task import Parameters, Task
-from lmi_handlers.tasks.whisper import LANGUAGES, MAX_PIECES, Piece, Wanted, Whisper
+from lmi_handlers.tasks.whisper import COLDEST, LANGUAGES, MAX_PIECES, Piece, Wanted, Whisper
 from lmi_handlers.text.checkpoint_tokenizer import load_library_tokenizer
 
 MAX_PROMPT = 10000
@@ -53,6 +53,8 @@ class SpeechParameters(GenerateParameters, frozen=True):
         """Return those that change what is computed."""
         own = {name: value for name, value in self.given().items() if name in GenerateParameters.__struct_fields__}
         given = self.generate_kwargs.given() | self.generation_parameters.given() | own
+        if given.get("temperature", 0.0) < COLDEST:
+            given["temperature"] = 0.0
         words = self.return_timestamps == "word"
         return Wanted(**given, timestamps=self.details or bool(self.return_timestamps), words=words)
 
@@ -82,7 +84,7 @@ class SpeechRecognition(Task):
 
     def items(self, inputs: object) -> tuple[list[Any], bool]:
         given = inputs if isinstance(inputs, list) else [inputs]
-        return self._reader.read(given), given is not inputs
+        return self._reader.read(given, self.is_unwanted), given is not inputs
 
     def check(self, items: Sequence[Any], parameters: SpeechParameters) -> None:
         wanted = parameters.wanted()
@@ -93,6 +95,7 @@ class SpeechRecognition(Task):
                 raise InvalidRequest("this model only transcribes English", field="parameters.task")
             if (wanted.language or "en").lower() not in _ENGLISH:
                 raise InvalidRequest("this model only transcribes English", field="parameters.language")
+        self._whisper.prompt_ids(wanted.prompt)
         if wanted.words and not self._whisper.times_words:
             raise InvalidRequest(
                 "'word' is not possible: the model's generation_config.json has no alignment_heads",

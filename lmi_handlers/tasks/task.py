@@ -50,7 +50,10 @@ class Task(ABC):
 
     @abstractmethod
     def items(self, inputs: object) -> tuple[list[Any], bool]:
-        """Return the items in `inputs`, and whether that is a single one. Raises `InvalidRequest` with the field."""
+        """Return the items in `inputs`, and whether that is a single one. Raises `InvalidRequest` with the field.
+
+        A list has as many items as elements, and anything else is one item.
+        """
 
     def check(self, items: Sequence[Any], parameters: Any) -> None:
         """Raise `InvalidRequest` if the items cannot be computed with these parameters."""

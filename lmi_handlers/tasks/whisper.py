@@ -24,6 +24,9 @@ PIECE_SECONDS = 30
 MAX_PIECES = 8
 """Pieces of one forward pass. Each has the encoder's states of 30 s."""
 
+COLDEST = 0.01
+"""Lower temperatures are 0. Divided by them, scores may be infinite, which ends the use of a GPU in this process."""
+
 _SEARCHED = 2.0
 """Seconds at the end of a piece in which the quietest place is looked for."""
 
@@ -140,7 +143,7 @@ class Whisper:
         inputs = features["input_features"].to(self._model.dtype)
         states = self._model.get_encoder()(inputs)
         silence = self._listen(parts, states, wanted.language, languages)
-        prompt = self._prompt(wanted.prompt)
+        prompt = self.prompt_ids(wanted.prompt)
         recorder = _LogProbs()
         found = self._model.generate(
             inputs,
@@ -191,11 +194,14 @@ class Whisper:
             raise InvalidRequest(f"{name[:100]!r} is not a language of this model", field="parameters.language")
         return token
 
-    def _prompt(self, text: str | None) -> torch.Tensor | None:
-        """Return the end of a prompt that fits: Whisper takes half of its context."""
+    def prompt_ids(self, text: str | None) -> torch.Tensor | None:
+        """Return the end of a prompt that fits: Whisper takes half of its context. Raises `InvalidRequest`."""
         if not text:
             return None
-        ids: torch.Tensor = self._tokenizer.get_prompt_ids(text, return_tensors="pt")
+        try:
+            ids: torch.Tensor = self._tokenizer.get_prompt_ids(text, return_tensors="pt")
+        except ValueError as error:
+            raise InvalidRequest("must not have special tokens of the model", field="parameters.prompt") from error
         most = self._model.config.max_target_positions // 2 - 1
         return torch.cat([ids[:1], ids[1:][1 - most :]]).to(self._model.device)
 

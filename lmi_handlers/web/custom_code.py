@@ -139,10 +139,9 @@ def form_parts(data: bytes, mimetype: str, options: dict[str, str]) -> list[tupl
     """Return the fields and then the files of a form. Raises `PayloadTooLarge` if it has too many."""
     if mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
         raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values")
+    parser = FormDataParser(stream_factory=_in_memory, silent=True, max_form_parts=_MAX_FIELDS)
     try:
-        _, fields, files = FormDataParser(silent=True, max_form_parts=_MAX_FIELDS).parse(
-            io.BytesIO(data), mimetype, len(data), options
-        )
+        _, fields, files = parser.parse(io.BytesIO(data), mimetype, len(data), options)
     except RequestEntityTooLarge:
         raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values") from None
     parts = [(name, value.encode()) for name, value in fields.items(multi=True)]
@@ -150,6 +149,11 @@ def form_parts(data: bytes, mimetype: str, options: dict[str, str]) -> list[tupl
         with contextlib.closing(file):
             parts.append((name, file.read()))
     return parts
+
+
+def _in_memory(*_: object, **__: object) -> io.BytesIO:
+    """Return what holds a file of a form. Werkzeug's own writes large files to a disk, which may be full or read-only."""
+    return io.BytesIO()
 
 
 def response_headers(head: Head) -> tuple[str | None, dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from flask import Response, request
@@ -89,11 +89,8 @@ class _Events:
     def _run(self, invocation: Invocation) -> Iterator[bytes]:
         has_begun = False
         try:
-            for line, is_last in _lines(invocation):
-                if is_last:
-                    yield done(msgspec.json.decode(line, type=Heard)) + DONE
-                else:
-                    yield delta(msgspec.json.decode(line, type=Piece), is_first=not has_begun)
+            for heard in events(invocation):
+                yield heard
                 has_begun = True
             self.failure = None
         except LMIError as error:
@@ -103,13 +100,14 @@ class _Events:
             yield event(error_document(error)) + DONE
 
 
-def _lines(chunks: Iterator[bytes] | Invocation) -> Iterator[tuple[bytes, bool]]:
-    """Yield the lines, and with each whether it is the last one. A batch sends several with one chunk."""
-    before: bytes | None = None
-    for chunk in chunks:
-        for line in chunk.splitlines():
-            if before is not None:
-                yield before, False
-            before = line
-    if before is not None:
-        yield before, True
+def events(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the event of each piece as soon as its line is there, and the last one once all is."""
+    is_first, last = True, b""
+    for line in (line for chunk in chunks for line in chunk.splitlines()):  # a batch sends several with one chunk
+        piece = msgspec.json.decode(line, type=Piece)
+        if piece.is_whole:
+            last = done(msgspec.json.decode(line, type=Heard)) + DONE
+        else:
+            yield delta(piece, is_first=is_first)
+            is_first = False
+    yield last

@@ -12,7 +12,7 @@ import pytest
 from facts import says
 from task_handlers import encoded, wav
 
-from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedFeature
+from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, PayloadTooLarge, UnsupportedFeature
 from lmi_handlers.tasks import sounds
 from lmi_handlers.tasks.sounds import SoundReader, read_wav
 
@@ -77,6 +77,12 @@ def test_sounds_of_a_request_have_one_limit(monkeypatch: pytest.MonkeyPatch, rea
     assert says(caught.value, "inputs: 2 s long at most 1 s")
 
 
+def test_no_file_is_read_once_nobody_waits(reader: SoundReader) -> None:
+    asked = iter([False, True])
+    with pytest.raises(ClientDisconnected):
+        reader.read([wav(bytes(200)), b"nonsense"], lambda: next(asked))
+
+
 def test_bytes_of_a_file(monkeypatch: pytest.MonkeyPatch, reader: SoundReader) -> None:
     monkeypatch.setattr(sounds, "MAX_BYTES", 100)
     with pytest.raises(PayloadTooLarge) as caught:
@@ -137,3 +143,26 @@ def test_damaged_files_are_read_or_refused(reader: SoundReader) -> None:
             else:
                 assert 0 < len(samples) <= 3 * RATE
     assert refused
+
+
+@needs_av
+def test_no_decoder_of_videos_reads_a_file() -> None:
+    import av
+
+    from lmi_handlers.tasks.sound_decoder import opened
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as output:
+        video = output.add_stream("mjpeg", rate=5)
+        video.width = video.height = 32
+        video.pix_fmt = "yuvj420p"
+        sound = output.add_stream("pcm_s16le", rate=RATE)
+        sound.layout = "mono"
+        picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        output.mux([*video.encode(picture), *video.encode(None)])
+        samples = av.AudioFrame.from_ndarray(np.ones((1, RATE), np.int16), format="s16", layout="mono")
+        samples.sample_rate = RATE
+        output.mux([*sound.encode(samples), *sound.encode(None)])
+    with opened(file.getvalue(), "matroska") as container:
+        assert container.streams.video[0].codec_context.pix_fmt is None  # only a decoder knows it
+        assert sum(frame.samples for frame in container.decode(container.streams.audio[0])) == RATE

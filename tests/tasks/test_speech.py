@@ -20,6 +20,7 @@ from lmi_handlers.core.errors import ClientDisconnected
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.tasks.handler import TaskHandler
+from lmi_handlers.tasks.task import MAX_ITEMS
 from lmi_handlers.tasks.whisper import PIECE_SECONDS, split
 
 SHORT = sound(3)
@@ -151,6 +152,7 @@ def test_nobody_waits_any_more(handler: TaskHandler) -> None:
         ({"language": ""}, "parameters.language: 1"),
         ({"task": "sing"}, "parameters.task: sing"),
         ({"temperature": 2}, "parameters.temperature: <= 1.0"),
+        ({"prompt": "a <|en|>"}, "parameters.prompt: special tokens"),
         ({"max_new_tokens": 0}, "parameters.max_new_tokens: >= 1"),
         ({"generate_kwargs": {"num_beams": 5}}, "parameters.generate_kwargs: num_beams"),
         ({"prompt": "x" * 10_001}, "parameters.prompt: 10000"),
@@ -160,6 +162,16 @@ def test_nobody_waits_any_more(handler: TaskHandler) -> None:
 def test_wrong_parameters(handler: TaskHandler, parameters: dict[str, Any], facts: str) -> None:
     (error,) = ask(handler, body(SHORT, **parameters))
     assert says(error, facts)
+
+
+def test_files_are_counted_before_they_are_decoded(handler: TaskHandler) -> None:
+    (error,) = ask(handler, {"inputs": ["#"] * (MAX_ITEMS + 1)})
+    assert says(error, f"inputs: {MAX_ITEMS} 257")
+
+
+def test_the_lowest_temperatures_are_greedy(handler: TaskHandler) -> None:
+    greedy, cold = ask(handler, body(SHORT), body(SHORT, temperature=1e-40))
+    assert cold == greedy
 
 
 def test_an_english_model_without_word_times(tmp_path: Path) -> None:
