@@ -29,6 +29,12 @@ ERROR_CODES: dict[type[LMIError], str | None] = {
 """The `error.code` for each error class that has one."""
 
 
+def status_error(status: int, message: str) -> OpenAIError:
+    """Return the error of a request that no route has answered."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return OpenAIError(OpenAIErrorDetails(message, kind, None, None))
+
+
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":{"message":"<cause>","type":"invalid_request_error","param":"<field>","code":null}}`."""
     return encode(

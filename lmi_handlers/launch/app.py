@@ -18,8 +18,7 @@ from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.models.routes import DOCUMENTATION as MODELS_DOCUMENTATION
 from lmi_handlers.apis.models.routes import management_routes
 from lmi_handlers.apis.models.server import store_routes
-from lmi_handlers.apis.openai.transcriptions import DOCUMENTATION as SPEECH_DOCUMENTATION
-from lmi_handlers.apis.openai.transcriptions import NO_SPEECH, speech_routes
+from lmi_handlers.apis.openai.transcriptions import NO_SPEECH, SpeechApi
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import document_routes, server_routes
@@ -182,7 +181,9 @@ def model_app(
         )
         documentation = (CODE_DOCUMENTATION,)
         if configuration.answered_by is AnsweredBy.TASK and configuration.custom_code.function == SPEECH:
-            own, documentation = [*own, *speech_routes(properties)], (CODE_DOCUMENTATION, SPEECH_DOCUMENTATION)
+            speech = SpeechApi(Context(properties=properties))
+            own, documentation = [*own, *speech.routes()], (CODE_DOCUMENTATION, speech.documentation)
+            served_apis = (speech,)
     else:
         has_formatters = configuration.formatters is not None
         formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None

@@ -148,6 +148,12 @@ def test_bodies_that_are_no_forms(server: Server) -> None:
     assert (answer.status_code, answer.headers["x-lmi-ignored-parameters"]) == (200, "unknown")
 
 
+def test_errors_of_the_router_are_openais(server: Server) -> None:
+    for path, status in (("/v1/audio/transcriptions", 405), ("/v1/audio", 404)):
+        answer = requests.get(server.url + path, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
 def test_document(server: Server) -> None:
     document = requests.get(f"{server.url}/openapi.json", timeout=60).json()
     validate(document)

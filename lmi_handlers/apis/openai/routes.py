@@ -12,6 +12,7 @@ from typing import Any
 from formatters.openai import responses_schemas, schemas
 from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
+from formatters.openai.errors import status_error
 from formatters.openai.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, REQUEST_BOUNDS, Documentation
@@ -159,9 +160,8 @@ class OpenAIApi(Api):
             ),
         )
 
-    def router_error(self, status: int, kind: str, message: str) -> object:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return schemas.OpenAIError(schemas.OpenAIErrorDetails(message, kind, None, None))
+    def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002  not in this API
+        return status_error(status, message)
 
     def _chats(self, stream_formatters: Sequence[type[ChatSseFormatter]]) -> Generation:
         dialect = ChatDialect(

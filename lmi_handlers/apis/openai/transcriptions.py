@@ -12,14 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from formatters.openai import transcriptions as answers
-from formatters.openai.errors import error_document
+from formatters.openai.errors import error_document, status_error
 from formatters.openai.schemas import OpenAIError
 from formatters.openai.transcriptions import TranscriptFormat
+from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.openai.dialect import NOBODYS_MODEL, status_of
 from lmi_handlers.apis.routes import EVENTS, GENERATING, JSON, TEXT, Endpoint, Kinds, Route
-from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.tasks import SPEECH
 from lmi_handlers.core.conversion import conversion_error
 from lmi_handlers.core.errors import (
@@ -146,28 +146,38 @@ class Transcribed(Endpoint, frozen=True, kw_only=True):
     errors: Kinds = (*GENERATING, ModelNotFound)
 
 
-def speech_routes(properties: ServingProperties) -> Sequence[Route]:
-    """Return the routes of a server whose model turns speech into text."""
-    documents = {JSON: (answers.Transcription, answers.TranscriptionVerbose), TEXT: (str,)}
-    events = {EVENTS: (answers.TranscriptDelta, answers.TranscriptDone)}
-    endpoints = [
-        Transcribed(
-            dialects=(SpeechDialect(body, properties.served_names),), bodies={FORM: (body,)}, answers=documents | more
+class SpeechApi(Api):
+    """OpenAI's routes of a server whose model turns speech into text. It has no others of OpenAI's."""
+
+    prefixes = ("/v1",)
+    documentation = Documentation(
+        names={
+            "CreateTranscriptionRequest": TranscriptionBody,
+            "CreateTranslationRequest": TranslationBody,
+        },
+        examples={
+            answers.Transcription: {"text": "Hello.", "usage": {"type": "duration", "seconds": 2}},
+        },
+    )
+
+    def __init__(self, context: Context) -> None:
+        documents = {JSON: (answers.Transcription, answers.TranscriptionVerbose), TEXT: (str,)}
+        events = {EVENTS: (answers.TranscriptDelta, answers.TranscriptDone)}
+        self._transcription, self._translation = (
+            Transcribed(
+                dialects=(SpeechDialect(body, context.properties.served_names),),
+                bodies={FORM: (body,)},
+                answers=documents | more,
+            )
+            for body, more in ((TranscriptionBody, events), (TranslationBody, {}))
         )
-        for body, more in ((TranscriptionBody, events), (TranslationBody, {}))
-    ]
-    return [
-        Route("POST", PATHS[0], "create_transcription", "OpenAI", "Write down what is said in a sound.", endpoints[0]),
-        Route("POST", PATHS[1], "create_translation", "OpenAI", "Translate what is said into English.", endpoints[1]),
-    ]
 
+    def routes(self) -> Sequence[Route]:
+        written, translated = "Write down what is said in a sound.", "Translate what is said into English."
+        return (
+            Route("POST", PATHS[0], "create_transcription", "OpenAI", written, self._transcription),
+            Route("POST", PATHS[1], "create_translation", "OpenAI", translated, self._translation),
+        )
 
-DOCUMENTATION = Documentation(
-    names={
-        "CreateTranscriptionRequest": TranscriptionBody,
-        "CreateTranslationRequest": TranslationBody,
-    },
-    examples={
-        answers.Transcription: {"text": "Hello.", "usage": {"type": "duration", "seconds": 2}},
-    },
-)
+    def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002  not in this API
+        return status_error(status, message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formatters.openai import schemas as openai_schemas
+from formatters.openai.errors import status_error
 from formatters.vllm import schemas
 from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
@@ -81,6 +81,5 @@ class VllmApi(Api):
             Route("POST", "/detokenize", "detokenize", TAG, "Turn token ids into a text.", self._detokenize),
         )
 
-    def router_error(self, status: int, kind: str, message: str) -> object:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return openai_schemas.OpenAIError(openai_schemas.OpenAIErrorDetails(message, kind, None, None))
+    def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002  not in this API
+        return status_error(status, message)
