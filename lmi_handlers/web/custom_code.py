@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator
 
 from flask import Response, request
 from werkzeug import Request
-from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
 
 from lmi_handlers.apis.base import Dialect, front_end_json
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import ClientDisconnected, LMIError, ModelNotFound, PayloadTooLarge
+from lmi_handlers.core.errors import ClientDisconnected, LMIError, ModelNotFound
 from lmi_handlers.custom_code.client import Invocation
 from lmi_handlers.custom_code.messages import Head, Invoke
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.web.access_control import HAS_KEY
 from lmi_handlers.web.exchange import Exchange
+from lmi_handlers.web.forms import FORM_TYPES, form_parts
 
-_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _EVENTS = "text/event-stream"
 _OURS = ("connection", "content-length", "content-type", "date", "server", "transfer-encoding")
 """Response headers that the server sets itself."""
@@ -37,10 +33,6 @@ _KEY_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "api-key", 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _NO_CONTENT = 204
-
-_MAX_FIELDS = 1000
-"""Fields of a form, which are parsed on the event loop: 30 us each."""
-_TOO_MANY_FIELDS = f"a form may have at most {_MAX_FIELDS} fields"
 
 
 class CustomCodeView:
@@ -124,36 +116,15 @@ def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Inv
     """Return a request as the code gets it. As in DJL, its content type has no parameters.
 
     Its content is named as by DJL's front end: query parameters, then the fields of a form, or else "data". Raises
-    `PayloadTooLarge` if the form has too many fields.
+    `PayloadTooLarge` as `form_parts` does.
     """
     properties = {"x-request-id": request_id} | dict(headers)
     mimetype, options = parse_options_header(properties.pop("Content-Type", ""))
     if mimetype := mimetype.lower():
         properties["Content-Type"] = mimetype
     parts = [(name, value.encode()) for name, value in query]
-    parts += form_parts(data, mimetype, options) if mimetype in _FORMS else [("data", data)]
+    parts += form_parts(data, mimetype, options) if mimetype in FORM_TYPES else [("data", data)]
     return Invoke(request_id, properties, parts or [("data", data)])  # only the first call has no content
-
-
-def form_parts(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:
-    """Return the fields and then the files of a form. Raises `PayloadTooLarge` if it has too many."""
-    if mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
-        raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values")
-    parser = FormDataParser(stream_factory=_in_memory, silent=True, max_form_parts=_MAX_FIELDS)
-    try:
-        _, fields, files = parser.parse(io.BytesIO(data), mimetype, len(data), options)
-    except RequestEntityTooLarge:
-        raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values") from None
-    parts = [(name, value.encode()) for name, value in fields.items(multi=True)]
-    for name, file in files.items(multi=True):
-        with contextlib.closing(file):
-            parts.append((name, file.read()))
-    return parts
-
-
-def _in_memory(*_: object, **__: object) -> io.BytesIO:
-    """Return what holds a file of a form. Werkzeug's own writes large files to a disk, which may be full or read-only."""
-    return io.BytesIO()
 
 
 def response_headers(head: Head) -> tuple[str | None, dict[str, str]]:

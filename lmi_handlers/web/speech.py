@@ -19,8 +19,8 @@ from lmi_handlers.core.errors import ClientDisconnected, LMIError, UnsupportedMe
 from lmi_handlers.custom_code.client import Invocation
 from lmi_handlers.custom_code.messages import Invoke
 from lmi_handlers.serving.custom_model import CustomModel
-from lmi_handlers.web.custom_code import form_parts
 from lmi_handlers.web.exchange import Exchange
+from lmi_handlers.web.forms import form_parts
 
 
 class SpeechView:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,9 +20,8 @@ from task_handlers import encoded, wav
 from tiny_whisper import save_whisper, sound
 
 from formatters.openai.transcriptions import Heard, TranscriptionSegment, TranscriptionWord, transcript
-from lmi_handlers.apis.openai.transcriptions import FORM, SpeechDialect, TranscriptionBody, TranslationBody
+from lmi_handlers.apis.openai.transcriptions import SpeechDialect, TranscriptionBody, TranslationBody
 from lmi_handlers.core.errors import InvalidRequest, ModelNotFound, UnsupportedFeature
-from lmi_handlers.web.custom_code import form_parts
 from lmi_handlers.web.speech import events
 
 FILE = wav(sound(3).tobytes())
@@ -191,12 +188,6 @@ def test_an_event_does_not_wait_for_the_next_piece() -> None:
     assert json.loads(next(told).removeprefix(b"data: ")) == {"type": "transcript.text.delta", "delta": "a"}
     second = next(chunks)
     assert second.startswith(b'{"text":" b"}')
-
-
-def test_a_large_file_of_a_form_is_not_written_to_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--x--\r\n' % bytes(1 << 20)
-    assert form_parts(form, FORM, {"boundary": "x"}) == [("file", bytes(1 << 20))]
 
 
 def test_subtitles() -> None:
