@@ -23,7 +23,7 @@ from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
-from lmi_handlers.web import api_keys
+from lmi_handlers.web import api_keys, forms
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.workers import channel, sender
 
@@ -45,6 +45,8 @@ FIXED: dict[str, float] = {
     "length of a sound to classify": constant("lmi_handlers/tasks/media.py", "MAX_SECONDS"),
     "length of all sounds of a request": constant("lmi_handlers/tasks/sounds.py", "MAX_SECONDS"),
     "bytes of a sound": constant("lmi_handlers/tasks/sounds.py", "MAX_BYTES") * 2**20,
+    "fields of a form": forms.MAX_FIELDS,
+    "bytes of the headers of such a field": forms.MAX_HEADERS,
     "characters of a prompt for [speech](speech.md)": constant("lmi_handlers/tasks/speech.py", "MAX_PROMPT"),
     "idle connection": constant("lmi_handlers/launch/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
