@@ -29,11 +29,11 @@ def names(settings: ServerSettings, environ: dict[str, str], properties: Serving
 
 
 def test_pages_are_shown_where_only_this_machine_can_connect() -> None:
-    assert names(ON_LOOPBACK, {}) == ["ConsolePage", "DocsPage"]
+    assert names(ON_LOOPBACK, {}) == ["ConsolePage", "ExplainPage", "DocsPage"]
     assert names(FOR_ALL, {}) == []
     assert names(ON_LOOPBACK, {"API_KEY": "k"}) == []
     assert names(ON_LOOPBACK, SECURE) == []
-    assert names(FOR_ALL, {}, ServingProperties(console=True)) == ["ConsolePage", "DocsPage"]
+    assert names(FOR_ALL, {}, ServingProperties(console=True)) == ["ConsolePage", "ExplainPage", "DocsPage"]
 
 
 def test_the_local_runtime_is_there_if_it_was_asked_for() -> None:

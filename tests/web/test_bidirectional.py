@@ -453,7 +453,7 @@ def test_fragments_take_little_more_memory_than_their_data() -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 60_000
+    assert most < 200_000  # an object for each of them takes a million
     assert message.take() == b"ab" * 10_000
 
 
