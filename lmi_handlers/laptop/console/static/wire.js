@@ -36,7 +36,7 @@ export class Wire {
   constructor(requestFor) {
     this.#requestFor = requestFor;
     this.#views = { sent: new BodyView("sent"), received: new BodyView("received"), code: new CodeView(() => this.refresh()), all: new AllView(), explained: new ExplainView() };
-    const names = [["sent", "Sent"], ["received", "Received"], ["all", "All APIs"], ["code", "Code"], ["explained", "Explained"]];
+    const names = [["sent", "Sent"], ["received", "Received"], ["all", "All APIs"], ["explained", "Explained"], ["code", "Code"]];
     const list = tabs($("wire-tabs"), names, $("wire-panel"), (id) => this.#open(id));
     list.select(this.#chosen);
     this.#open(this.#chosen);
