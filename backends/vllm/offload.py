@@ -26,6 +26,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.files import own_temporary_folder
+from lmi_handlers.model_files.needed import weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,6 @@ Others, such as LMCache's and HF3FS's, go by token ids alone: one tenant would f
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of the system
 """vLLM keeps its part here."""
 
-_WEIGHTS = (".safetensors", ".bin", ".pt")
 _CONFLICTS = ("kv_transfer_config", "kv_offloading_size")
 _PER_MACHINE = "its workers may run on machines with less memory than this one"
 
@@ -117,7 +117,7 @@ def configure_offloading(
         return
     # vLLM's copy of LMCache's connector knows no adapters: it would take one's keys and values for another's.
     uses_lmcache = _has_lmcache() and not arguments.enable_lora
-    model_bytes = 0 if model.path is None else _model_bytes(model.path)
+    model_bytes = 0 if model.path is None else weight_bytes(model.path)
     room = Room(memory=_memory(model_bytes, model.engines, within=None if uses_lmcache else shared_memory))
     if uses_lmcache:
         folder = own_folder(own_temporary_folder("lmi-lmcache"))
@@ -198,10 +198,6 @@ def _memory(model_bytes: int, engines: int, *, within: Path | None) -> int:
             f"{AUTO}: at least {LEAST:,} bytes are needed for each engine, but {memory:,} are free in {where}"
         )
     return memory
-
-
-def _model_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _WEIGHTS)
 
 
 def _gib(size: int) -> str:

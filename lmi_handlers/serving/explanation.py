@@ -135,7 +135,8 @@ def _longest_answer(request: GenerationRequest, prompt_tokens: int, capabilities
     if request.pooling_params is not None:
         return 0
     room = capabilities.max_model_len - prompt_tokens
-    return min(room, *filter(None, (request.sampling_params.max_tokens, capabilities.max_output_len)), room)
+    limits = (room, request.sampling_params.max_tokens, capabilities.max_output_len)
+    return min(limit for limit in limits if limit is not None)
 
 
 def _sampling_params(parsed: Parsed, body: object, facts: ModelFacts) -> dict[str, ExplainedValue]:

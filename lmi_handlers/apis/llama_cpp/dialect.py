@@ -14,7 +14,6 @@ from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.llama_cpp.body import InfillBody
 from lmi_handlers.apis.openai.dialect import (
     NO_INFILL,
-    NOBODYS_MODEL,
     STATUS,
     OpenAIDialect,
     check_length,
@@ -47,17 +46,16 @@ class InfillDialect(OpenAIDialect):
         gap = facts.infill.prompt(body.input_prefix + (body.prompt or ""), body.input_suffix)
         context = facts.infill.context([(file.filename, file.text) for file in extra])
         streams = payload.stream if body.stream is None else body.stream
-        adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
         request = GenerationRequest(
             request_id=payload.request_id,
-            prompts=(Prompt(context + gap, adapter),),
+            prompts=(Prompt(context + gap, self._adapter(body.model, payload)),),
             sampling_params=params,
             stream=streams,
             truncate=_room(gap, params.max_tokens, facts.capabilities) if extra else None,
             ignored_parameters=ignored,
         )
         options = InfillOptions(
-            model=facts.model_id if body.model in NOBODYS_MODEL else str(body.model),
+            model=self._model_name(body.model),
             settings=body.settings(params, stream=streams),
             statuses=STATUS,
             token_ids=bool(body.return_tokens),

@@ -126,7 +126,7 @@ class OpenAIDialect(Dialect):
         sampling_params: SamplingParams,
         contents: tuple[PromptContent, ...],
     ) -> GenerationRequest:
-        adapter = body.model if body.model in self._facts().capabilities.adapters else payload.adapter
+        adapter = self._adapter(body.model, payload)
         return GenerationRequest(
             request_id=payload.request_id,
             prompts=tuple(Prompt(content, adapter) for content in contents),
@@ -138,9 +138,13 @@ class OpenAIDialect(Dialect):
             ignored_parameters=ignored,
         )
 
-    def _model_name(self, body: OpenAIBody) -> str:
-        """Return the model name for the answer: the request's `model`, or the served model's name."""
-        return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
+    def _adapter(self, model: str | None, payload: Payload) -> str | None:
+        """Return the adapter for a body's `model`. If that names none, it is the payload's."""
+        return model if model in self._facts().capabilities.adapters else payload.adapter
+
+    def _model_name(self, model: str | None) -> str:
+        """Return the model name for the answer: the body's `model`, or the served model's name."""
+        return self._facts().model_id if model in NOBODYS_MODEL else str(model)
 
 
 class ChatDialect(OpenAIDialect):
@@ -201,7 +205,7 @@ class ChatDialect(OpenAIDialect):
         chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools], places)
         request = self._request(payload, body, ignored, params, (chat,))
         options = ChatOptions(
-            model=self._model_name(body),
+            model=self._model_name(body.model),
             created=int(time.time()),
             parser=parser,
             reasoning=reasoning,
@@ -314,7 +318,7 @@ class CompletionsDialect(OpenAIDialect):
         params = body.sampling_params(self._facts().sampling_defaults, computed)
         request = self._request(payload, body, ignored, params, prompts)
         options = CompletionOptions(
-            model=self._model_name(body),
+            model=self._model_name(body.model),
             created=int(time.time()),
             n=shown,
             echo=bool(body.echo),

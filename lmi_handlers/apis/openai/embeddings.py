@@ -14,7 +14,7 @@ import msgspec
 from formatters.openai.embeddings import EmbeddingListFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
-from lmi_handlers.apis.openai.dialect import NOBODYS_MODEL, OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import GenerationRequest, Prompt
@@ -50,8 +50,8 @@ class EmbeddingsDialect(OpenAIDialect):
         body, ignored = decode_body(payload, EmbeddingsBody)
         self._budget.check_fields(body)
         self._budget.check_sequences("input", num_prompts(body.input), 1)
-        facts, truncate = self._facts(), body.truncate_prompt_tokens
-        adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
+        truncate = body.truncate_prompt_tokens
+        adapter = self._adapter(body.model, payload)
         request = GenerationRequest(
             request_id=payload.request_id,
             prompts=tuple(Prompt(content, adapter) for content in split_prompts(body.input, "input")),
@@ -60,13 +60,13 @@ class EmbeddingsDialect(OpenAIDialect):
             ),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            truncate=facts.capabilities.max_input_tokens if truncate == -1 else truncate,
+            truncate=self._facts().capabilities.max_input_tokens if truncate == -1 else truncate,
             truncation_side="right",
             ignored_parameters=ignored,
         )
         formatter = partial(
             EmbeddingListFormatter,
-            model=facts.model_id if body.model in NOBODYS_MODEL else str(body.model),
+            model=self._model_name(body.model),
             as_base64=body.encoding_format == "base64",
         )
         return Parsed(request, formatter, str, partial(check_length, "input"), "input")

@@ -11,7 +11,7 @@ import msgspec
 from formatters.vllm.pooling import ClassifyFormatter, PooledFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
-from lmi_handlers.apis.openai.dialect import NOBODYS_MODEL, OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.pooling_params import PoolingParams
@@ -95,13 +95,10 @@ class PoolingDialect(OpenAIDialect):
         formatter: FormatterFactory,
     ) -> Parsed:
         self._budget.check_sequences("input", num_prompts(body.input), 1)
-        adapter = body.model if body.model in self._facts().capabilities.adapters else payload.adapter
+        adapter = self._adapter(body.model, payload)
         prompts = tuple(Prompt(content, adapter) for content in split_prompts(body.input, "input"))
         side = body.truncation_side or "right"
         return self._pooled(payload, body, ignored, prompts, params, formatter, "input", side=side)
-
-    def _answer_model(self, body: PoolingFields) -> str:
-        return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
 
 
 def classified(body: PoolingFields) -> PoolingParams:
@@ -115,7 +112,7 @@ class ClassifyDialect(PoolingDialect):
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, ClassifyBody)
         labels = self._facts().capabilities.labels
-        formatter = partial(ClassifyFormatter, model=self._answer_model(body), labels=labels)
+        formatter = partial(ClassifyFormatter, model=self._model_name(body.model), labels=labels)
         return self._input(payload, body, ignored, classified(body), formatter)
 
 
@@ -135,7 +132,7 @@ class PoolDialect(PoolingDialect):
         normalize = self._normalize if body.use_activation is None else body.use_activation
         formatter = partial(
             PooledFormatter,
-            model=self._answer_model(body),
+            model=self._model_name(body.model),
             as_base64=body.encoding_format == "base64",
             per_token=task == "token_embed",
             normalize=normalize,

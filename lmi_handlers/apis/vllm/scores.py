@@ -76,7 +76,7 @@ class RerankDocumentsDialect(_ScoresDialect):
         prompts = query_pairs(body.query, documents, payload.adapter, budget=self._budget, field="documents")
         formatter = partial(
             RerankFormatter,
-            model=self._answer_model(body),
+            model=self._model_name(body.model),
             documents=None if body.return_documents is False else documents,
             top_n=body.top_n or None,
         )
@@ -98,7 +98,7 @@ class ScoreDialect(_ScoresDialect):
             prompts = tuple(Prompt(TextPair(*pair), payload.adapter) for pair in zip(first, second, strict=True))
         else:
             raise InvalidRequest(f"must have one text, or as many as {other} ({len(second)})", field=name)
-        formatter = partial(ScoreFormatter, model=self._answer_model(body))
+        formatter = partial(ScoreFormatter, model=self._model_name(body.model))
         return self._parsed(payload, body, ignored, prompts, formatter, other)
 
 
