@@ -136,7 +136,7 @@ class ClientSocket:
             self._waiting[self] = time.monotonic()
 
     def set_idle(self, idle: bool) -> None:
-        """Say whether all that has arrived is of no message, such as pings: the client is then waited for all the same."""
+        """Say whether only frames outside of a message have arrived, such as pings: then the client is still waited for."""
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:

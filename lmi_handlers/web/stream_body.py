@@ -1,4 +1,4 @@
-"""The body of a streamed response, and the way of its records to the client."""
+"""The body of a streamed response: how its records reach the client."""
 
 from __future__ import annotations
 
