@@ -28,8 +28,6 @@ FORMATS = [
 ]
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
 
-needs_av = pytest.mark.needs("av")
-
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[SoundReader]:
@@ -97,7 +95,6 @@ def test_without_a_decoder_the_extra_is_named(file: bytes) -> None:
     assert says(caught.value, "inputs: WAV PyAV audio" if file[:4] == b"OggS" else "inputs: 8000 16000 PyAV audio")
 
 
-@needs_av
 @pytest.mark.parametrize(("container", "codec", "rate"), FORMATS)
 def test_formats(reader: SoundReader, container: str, codec: str, rate: int) -> None:
     (samples,) = reader.read([file_of(container, codec, rate)])
@@ -107,7 +104,6 @@ def test_formats(reader: SoundReader, container: str, codec: str, rate: int) -> 
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(1 / 3 / np.sqrt(2), rel=0.1)
 
 
-@needs_av
 @pytest.mark.parametrize(
     ("file", "facts"),
     [
@@ -125,7 +121,6 @@ def test_files_that_are_refused(reader: SoundReader, file: bytes, facts: str) ->
     assert says(caught.value, facts)
 
 
-@needs_av
 def test_damaged_files_are_read_or_refused(reader: SoundReader) -> None:
     """The decoder may return what is left, or refuse it, but nothing else."""
     draw = random.Random(5)
@@ -145,7 +140,6 @@ def test_damaged_files_are_read_or_refused(reader: SoundReader) -> None:
     assert refused
 
 
-@needs_av
 def test_no_decoder_of_videos_reads_a_file() -> None:
     import av
 
