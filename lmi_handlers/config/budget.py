@@ -142,13 +142,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                 field="prompt_logprobs",
             )
 
-    def check_prompt_ids(self, tokens: int) -> None:
-        """Check how many ids of prompt tokens an answer would have, `tokens` for all sequences."""
+    def check_prompt_ids(self, tokens: int, *, field: str = "return_token_ids") -> None:
+        """Check how many ids of prompt tokens an answer would have, `tokens` for all sequences. `field` asks for them."""
         if tokens > self.max_prompt_logprobs:
             raise InvalidRequest(
                 f"would return the ids of {tokens} prompt tokens; at most {self.max_prompt_logprobs} are allowed "
                 "(option.max_prompt_logprobs)",
-                field="return_token_ids",
+                field=field,
             )
 
     def check_items(self, field: str, items: Sequence[object]) -> None:

@@ -194,10 +194,14 @@ class ServedModel(Served):
     ) -> Explanation:
         """Explain what `start_generation` would do with a request. `body` is its decoded JSON, if it is JSON.
 
-        Raises the same errors. No image is loaded.
+        Raises the same errors, and `InvalidRequest` if the prompts have more tokens than an answer may show. No image is
+        loaded.
         """
         prepared = self._prepare(parsed, deadline)
         parsed = prepared.parsed
+        self._budget.check_prompt_ids(
+            sum(len(prompt.token_ids) for prompt in prepared.tokenized), field=parsed.prompt_field
+        )
         return explain(
             parsed,
             body,

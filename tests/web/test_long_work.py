@@ -91,6 +91,11 @@ def test_rejection_names_the_limit(server: Server) -> None:
     assert ids.json()["error"]["param"] == "return_token_ids"
     assert says(ids.json()["error"]["message"], "ids 256000 200000")
     assert server.invoke(asked | {"n": 2}, path="/v1/completions").status_code == 200
+    question = {"route": "/v1/completions", "body": {"prompt": ["a" * 100_000, "a" * 100_001], "max_tokens": 1}}
+    explained = server.invoke(question, path="/explain")
+    assert explained.status_code == 400
+    assert explained.json()["error"]["param"] == "prompt"
+    assert says(explained.json()["error"]["message"], "ids 200001 200000")
 
 
 def test_truncation_keeps_the_end_of_the_text(server: Server) -> None:

@@ -30,6 +30,11 @@ from lmi_handlers.laptop.sagemaker_runtime.errors import refusal
 MAX_FILE = 1 << 16
 """Maximum bytes of the file."""
 
+PATIENCE = 5.0
+"""Seconds in which another program must have released the file's lock."""
+
+_POLL = 0.01
+
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Operation = Literal["InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -195,10 +200,14 @@ _DECODER = msgspec.json.Decoder(list[AnyFault])
 
 
 class FaultsFile:
-    """The file with the faults, for all web workers and for the program that changes it."""
+    """The file with the faults, for all web workers and for the program that changes it.
 
-    def __init__(self, path: Path) -> None:
+    Each waits for the file's lock for `patience` seconds. A web worker goes on with its other requests meanwhile.
+    """
+
+    def __init__(self, path: Path, *, patience: float = PATIENCE) -> None:
         self._path = path
+        self._patience = patience
 
     def check(self) -> None:
         """Raise `ConfigError` if the file cannot be read."""
@@ -235,10 +244,21 @@ class FaultsFile:
     def _locked(self, flags: int = 0) -> Iterator[IO[bytes]]:
         try:
             with os.fdopen(os.open(self._path, os.O_RDWR | flags, 0o666), "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                self._lock(file)
                 yield file
         except OSError as error:
             raise ConfigError(f"faults {self._path}: {error.strerror or error}") from error
+
+    def _lock(self, file: IO[bytes]) -> None:
+        """Lock the file. Raises `TimeoutError`."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"another program keeps it locked for more than {self._patience:g} seconds")
+            time.sleep(_POLL)
 
     def _read(self, file: IO[bytes]) -> list[AnyFault]:
         data = file.read(MAX_FILE + 1)

@@ -18,13 +18,17 @@ NAMESPACE = "]<]minimax[>["
 """Comes before each tag."""
 
 _MAX_DEPTH = 128  # as in vLLM
+_MAX_NAME = 1024  # characters; while an element is read, each bracket in its text is compared with its end tag
 
 Element = str | list[tuple[str, "Element"]]
 """The text of an element, or the elements in it, by name."""
 
 
 def read_element(text: Cursor, name: str, depth: int = 0) -> Reading[Element]:
-    """Read the content and the end tag of the element `name`. Raises `Malformed` if there is none, or it is too deep."""
+    """Read the content and the end tag of the element `name`.
+
+    Raises `Malformed` if there is none, if it is too deep, or if the name of an element in it is too long.
+    """
     if depth > _MAX_DEPTH:
         raise Malformed
     pieces: list[str] = []
@@ -33,7 +37,7 @@ def read_element(text: Cursor, name: str, depth: int = 0) -> Reading[Element]:
         if (yield from text.accept(f"{NAMESPACE}<")):
             child = yield from text.take_while(_NAME)
             yield from text.expect(">")
-            if not child.strip() or child.startswith("/"):
+            if not child.strip() or child.startswith("/") or len(child) > _MAX_NAME:
                 raise Malformed
             children.append((child, (yield from read_element(text, child, depth + 1))))
         elif (yield from text.peek()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -207,6 +208,17 @@ def test_a_file_that_cannot_be_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         FaultsFile(tmp_path / "nowhere" / "faults.json").add(Throttling())
     assert says(str(caught.value), "nowhere")
+
+
+def test_a_file_that_another_program_keeps_locked(tmp_path: Path) -> None:
+    file = FaultsFile(tmp_path / "faults.json", patience=0.05)
+    file.add(Throttling())
+    with (tmp_path / "faults.json").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with pytest.raises(ConfigError) as caught:
+            file.take("InvokeEndpoint")
+    assert says(str(caught.value), "faults.json locked 0.05")
+    assert isinstance(file.take("InvokeEndpoint"), Throttling)
 
 
 def test_the_applications_variables_set_no_options() -> None:
