@@ -125,6 +125,7 @@ _ADDED_BY = {
     "/v1/load_lora_adapter": "option.allow_runtime_lora_updating=true with option.enable_lora=true",
     "/v1/unload_lora_adapter": "option.allow_runtime_lora_updating=true with option.enable_lora=true",
     "/console": "option.console=true",
+    "/explain": "option.console=true",
     "/docs": "option.console=true, with the extra swagger-ui,",
 }
 """Options without which there is nothing below a path."""

@@ -122,6 +122,11 @@ def test_what_does_not_fit_of_other_files_is_cut() -> None:
         ({"mirostat": 2}, UnsupportedFeature, "mirostat: 0"),
         ({"post_sampling_probs": True}, UnsupportedFeature, "post_sampling_probs: false"),
         ({"input_extra": [{"text": ""}] * 10_000}, InvalidRequest, "input_extra: 10000 option.max_messages"),
+        (
+            {"input_extra": [{"text": "a" * 10**6}], "n_cmpl": 20},
+            InvalidRequest,
+            "input_prefix: 20 option.max_text_bytes",
+        ),
         ({"response_fields": ["a"] * 100_000}, InvalidRequest, "response_fields: 100000 option.max_strings"),
         ({"response_fields": ["a/" * 10**6]}, InvalidRequest, "response_fields: option.max_string_characters"),
         ({"stop": ["a"] * 100_000}, InvalidRequest, "stop: 100000 option.max_strings"),

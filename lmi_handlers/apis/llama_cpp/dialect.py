@@ -45,6 +45,7 @@ class InfillDialect(OpenAIDialect):
         params = body.sampling_params(facts.infill_ends)
         gap = facts.infill.prompt(body.input_prefix + (body.prompt or ""), body.input_suffix)
         context = facts.infill.context([(file.filename, file.text) for file in extra])
+        self._budget.check_repeated("input_prefix", context + gap, params.n)  # each answer shows all of it
         streams = payload.stream if body.stream is None else body.stream
         request = GenerationRequest(
             request_id=payload.request_id,

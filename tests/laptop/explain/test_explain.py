@@ -154,6 +154,7 @@ def test_a_server_that_others_can_reach_explains_nothing(guarded_server: Server)
         f"{guarded_server.url}/explain", json={}, headers={"Authorization": "Bearer s3cret-key"}, timeout=60
     )
     assert answer.status_code == 404
+    assert says(answer.json()["message"], "/explain option.console=true")
 
 
 def test_a_server_with_several_models_explains_nothing(tmp_path: Path) -> None:
