@@ -13,8 +13,8 @@ import msgspec
 from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, lower_priority
-from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from backends.limited_process import Exhausted, Expired, LimitedProcess, lower_priority, request_failures
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
 TIME_LIMIT = 10.0
@@ -125,19 +125,14 @@ class GrammarCompiler(Generic[Compiled]):
         except UnicodeEncodeError:
             return Verdict(error="must be valid Unicode text")
         try:
-            answer = process.ask(question, seconds=min(seconds, self._time_limit))
+            with request_failures("compiles grammars", "the grammar could not be tried"):
+                answer = process.ask(question, seconds=min(seconds, self._time_limit))
         except Expired:
             if seconds < self._time_limit:
                 raise
             return Verdict(error=f"takes more than {self._time_limit:g} s of processor time to compile")
         except Exhausted:
             return Verdict(error="takes too much memory to compile")
-        except Stalled as error:
-            raise RequestFailed("the grammar could not be tried in time, as the server is busy") from error
-        except Ended as error:
-            raise RequestFailed("the process that compiles grammars has died") from error
-        except RuntimeError as error:
-            raise RequestFailed("the process that compiles grammars does not start") from error
         verdict = msgspec.json.decode(answer, type=Verdict)
         if verdict.seconds > self._cpu_limit:
             return Verdict(error=f"takes {verdict.seconds:.2f} s to compile; at most {self._cpu_limit:g} s are allowed")

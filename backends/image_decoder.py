@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 from PIL import Image
 
-from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, serve
-from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from backends.limited_process import Exhausted, Expired, LimitedProcess, request_failures, serve
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import EncodedImage
 from lmi_handlers.media.images import IMAGE_FORMATS
 
@@ -46,19 +46,14 @@ def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -
     """
     limit = SECONDS + SECONDS_PER_PIXEL * image.pixels
     try:
-        answer = process.ask(image.data, seconds=min(seconds, limit))
+        with request_failures("decodes images", "the image could not be decoded"):
+            answer = process.ask(image.data, seconds=min(seconds, limit))
     except Expired as error:
         if seconds < limit:
             raise
         raise InvalidRequest("takes too long to decode", field=image.field) from error
     except Exhausted as error:
         raise InvalidRequest("takes too much memory to decode", field=image.field) from error
-    except Stalled as error:
-        raise RequestFailed("the image could not be decoded in time, as the server is busy") from error
-    except Ended as error:
-        raise RequestFailed("the process that decodes images has died") from error
-    except RuntimeError as error:
-        raise RequestFailed("the process that decodes images does not start") from error
     rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
     if rgb is None:
         raise InvalidRequest(f"is not a readable image ({', '.join(IMAGE_FORMATS)})", field=image.field)

@@ -9,6 +9,7 @@ Both directions use frames: a length of 4 bytes, big-endian, followed by the dat
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -16,11 +17,12 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO
 
+from lmi_handlers.core.errors import RequestFailed
 from lmi_handlers.workers.environment import child_environment
 from lmi_handlers.workers.process import KeptProcess
 
@@ -119,6 +121,24 @@ class LimitedProcess:
             self.close()
             raise RuntimeError(f"{self._module} does not start")
         return process
+
+
+@contextlib.contextmanager
+def request_failures(work: str, task: str) -> Iterator[None]:
+    """Raise `RequestFailed` for errors of `ask`, except `Expired` and `Exhausted`, which the question has caused.
+
+    `work` and `task` are for the message: for example, "decodes images" and "the image could not be decoded".
+    """
+    try:
+        yield
+    except (Expired, Exhausted):
+        raise
+    except Stalled as error:
+        raise RequestFailed(f"{task} in time, as the server is busy") from error
+    except Ended as error:
+        raise RequestFailed(f"the process that {work} has died") from error
+    except RuntimeError as error:
+        raise RequestFailed(f"the process that {work} does not start") from error
 
 
 def lower_priority() -> None:

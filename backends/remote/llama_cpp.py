@@ -10,7 +10,7 @@ import msgspec
 from backends.json_schema import explicit_json
 from backends.remote.client import Client, one_line
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, Tokens, check_key, read
+from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, check_key, read
 from lmi_handlers.core.errors import RequestFailed, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import StructuredOutputs
@@ -87,11 +87,8 @@ class LlamaCppProtocol(Protocol):
             return None
         return Description(one_line(props.model_path), props.default_generation_settings.n_ctx)
 
-    async def tokenize(self, client: Client, text: str) -> list[int] | None:
-        """Ask for the tokens without BOS."""
-        body = {"content": text, "add_special": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
-        return None if found is None else found.tokens
+    def text_body(self, text: str) -> dict[str, Any]:
+        return {"content": text, "add_special": False}
 
     def body(self, sequence: Sequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""

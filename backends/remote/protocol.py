@@ -117,9 +117,17 @@ class Protocol(ABC):
         the protocol but does not generate.
         """
 
-    @abstractmethod
     async def tokenize(self, client: Client, text: str) -> list[int] | None:
-        """Return the remote's tokens of a text, without special ones, or None if it does not say."""
+        """Return the remote's tokens of a text, without special ones.
+
+        Returns None if it does not say, like vLLM with `--tokens-only` and old versions of SGLang.
+        """
+        found = read(await client.ask("/tokenize", self.text_body(text), seconds=ASKING), Tokens)
+        return None if found is None else found.tokens
+
+    def text_body(self, text: str) -> dict[str, Any]:
+        """Return the body that asks for the tokens of a text."""
+        return {"prompt": text, "add_special_tokens": False}
 
     @abstractmethod
     def body(self, sequence: Sequence) -> dict[str, Any]:

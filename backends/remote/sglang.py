@@ -18,7 +18,6 @@ from backends.remote.protocol import (
     Protocol,
     Reader,
     Sequence,
-    Tokens,
     check_key,
     read,
 )
@@ -89,12 +88,6 @@ class SGLangProtocol(Protocol):
         seeds = server is not None and server.enable_deterministic_inference
         length = models.data[0].max_model_len if models is not None and models.data else None
         return Description(one_line(info.model_path), length, () if seeds else ("seed",))
-
-    async def tokenize(self, client: Client, text: str) -> list[int] | None:
-        """Ask for the tokens without BOS. Older versions have no such route."""
-        body = {"prompt": text, "add_special_tokens": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
-        return None if found is None else found.tokens
 
     def body(self, sequence: Sequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""

@@ -17,7 +17,6 @@ from backends.remote.protocol import (
     Protocol,
     Reader,
     Sequence,
-    Tokens,
     check_key,
     read,
 )
@@ -101,12 +100,6 @@ class VLLMProtocol(Protocol):
         if (await client.ask(self.path, {}, seconds=ASKING)).status == 404:
             raise ConfigError(f"the remote vLLM has no {self.path}: start it with --enable-scale-out")
         return Description(one_line(models.data[0].id), models.data[0].max_model_len)
-
-    async def tokenize(self, client: Client, text: str) -> list[int] | None:
-        """A server with `--tokens-only` does not say."""
-        body = {"prompt": text, "add_special_tokens": False}
-        found = read(await client.ask("/tokenize", body, seconds=ASKING), Tokens)
-        return None if found is None else found.tokens
 
     def body(self, sequence: Sequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""

@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
+from backends.limited_process import Exhausted, Expired, LimitedProcess, request_failures
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     InvalidRequest,
     PayloadTooLarge,
-    RequestFailed,
     UnsupportedFeature,
 )
 
@@ -140,17 +139,12 @@ def as_bytes(item: object) -> bytes:
 def _decode(question: Question, process: LimitedProcess) -> Samples:
     seconds = _SECONDS + _SECONDS_PER_SECOND * question.limit / question.rate
     try:
-        answer = process.ask(msgspec.msgpack.encode(question), seconds=seconds)
+        with request_failures("decodes sounds", "the sound could not be decoded"):
+            answer = process.ask(msgspec.msgpack.encode(question), seconds=seconds)
     except Expired as error:
         raise InvalidRequest("takes too long to decode", field="inputs") from error
     except Exhausted as error:
         raise InvalidRequest("takes too much memory to decode", field="inputs") from error
-    except Stalled as error:
-        raise RequestFailed("the sound could not be decoded in time, as the server is busy") from error
-    except Ended as error:
-        raise RequestFailed("the process that decodes sounds has died") from error
-    except RuntimeError as error:
-        raise RequestFailed("the process that decodes sounds does not start") from error
     decoded = msgspec.msgpack.decode(answer, type=Decoded)
     if decoded.reason:
         raise InvalidRequest(decoded.reason, field="inputs")
