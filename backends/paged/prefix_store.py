@@ -196,7 +196,7 @@ class PrefixStore:
             for digest in digests:
                 self._file.forget(digest)
         except OSError as error:
-            logger.warning("the prefix cache file cannot be written", extra={"reason": str(error), "pause": PAUSE})
+            self._pause(error)
 
     def _write(self, digest: bytes, block: bytes) -> None:
         if self._clock() < self._paused_until:
@@ -204,8 +204,11 @@ class PrefixStore:
         try:
             self._file.write(digest, block)
         except OSError as error:
-            self._paused_until = self._clock() + PAUSE
-            logger.warning("the prefix cache file cannot be written", extra={"reason": str(error), "pause": PAUSE})
+            self._pause(error)
+
+    def _pause(self, error: OSError) -> None:
+        self._paused_until = self._clock() + PAUSE
+        logger.warning("the prefix cache file cannot be written", extra={"reason": str(error), "pause": PAUSE})
 
     def _use(self, digests: list[bytes]) -> None:
         for digest in digests:

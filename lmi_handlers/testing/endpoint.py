@@ -104,7 +104,7 @@ def endpoint(
     """Start an endpoint and wait until it is in service. It ends with the block.
 
     Without a model directory, its model repeats the prompt and needs neither weights nor time. Streams are cut inside
-    records and characters, as AWS may. Asynchronous answers go to `async_output`, an URL such as `s3://bucket/prefix` or
+    records and characters, as AWS may. Asynchronous answers go to `async_output`, a URL such as `s3://bucket/prefix` or
     `file:///folder`; by default to a folder that is deleted at the end. `environ` is added to the container's
     environment, which has none of this server's variables otherwise. Raises `ConfigError` if the container ends.
     """
@@ -116,11 +116,12 @@ def endpoint(
             (model_dir / "serving.properties").write_text(_ECHO)
         answers = folder / "async"
         answers.mkdir()
-        file, log = FaultsFile(folder / "faults.json"), folder / "container.log"
+        faults_path, log = folder / "faults.json", folder / "container.log"
+        file = FaultsFile(faults_path)
         file.add(*faults)
         output = stack.enter_context(log.open("wb"))
         arguments = ["--local-runtime", "--split-payload-parts", "--endpoint-name", name]
-        arguments += ["--local-runtime-faults", str(folder / "faults.json")]
+        arguments += ["--local-runtime-faults", str(faults_path)]
         arguments += ["--async-output", async_output or answers.as_uri()]
         try:
             server = own_server(

@@ -98,9 +98,8 @@ def _alternatives(schema: object) -> Iterator[Mapping[str, object]]:
         yield schema
         for keyword in ("anyOf", "oneOf"):
             choices = schema.get(keyword)
-            yield from (
-                (choice for choice in choices if isinstance(choice, Mapping)) if isinstance(choices, list) else ()
-            )
+            if isinstance(choices, list):
+                yield from (choice for choice in choices if isinstance(choice, Mapping))
 
 
 def _unused(name: str, elements: list[tuple[str, Element]]) -> str:
