@@ -523,15 +523,15 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(tmp_path: Path, caplog: pyte
 def test_prompts_that_begin_alike_are_read_once(tmp_path: Path) -> None:
     """After a restart, all of them come at once. What waits for the disk must not pile up either."""
     file, held, digests = hanging(tmp_path)
-    store = PrefixStore(file, StoredTokensRunner(4), BlockPool(4))
-    restorings = [store.restore(digests) for _ in range(8)]
+    store = PrefixStore(file, StoredTokensRunner(4), BlockPool(4), clock=lambda: 0.0)
+    restorings = [restoring for _ in range(8) if (restoring := store.restore(digests)) is not None]
+    assert len(restorings) == 8
+    assert not any(store.advance(restoring) for restoring in restorings), "one is read, and the others wait for it"
     for _ in range(8):
         store.keep(digests)
     os.close(held)
-    first = restorings[0]
-    assert first is not None
-    wait([first.blocks])
-    assert all(restoring is not None and store.advance(restoring) for restoring in restorings)
+    wait([restorings[0].blocks])
+    assert all(store.advance(restoring) for restoring in restorings)
     store.close()
     assert store.num_hit_tokens == 4
     assert (file.num_reads, file.num_uses) == (1, 2)
