@@ -98,7 +98,6 @@ class Whisper:
         self._extractor = extractor
         self._tokenizer = tokenizer
         self._generation = model.generation_config
-        self._special = {*tokenizer.all_special_ids}
         self.languages: dict[str, int] = getattr(self._generation, "lang_to_id", None) or {}
         if not getattr(self._generation, "is_multilingual", True):
             self.languages = {}
