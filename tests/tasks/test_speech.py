@@ -110,6 +110,16 @@ def test_words_have_times(handler: TaskHandler) -> None:
     assert all(0 <= start <= end <= 3 for start, end in (chunk["timestamp"] for chunk in found["chunks"]))
 
 
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # the library's own
+def test_times_of_words_go_on_over_pieces(handler: TaskHandler) -> None:
+    (found,) = ask(handler, body(LONG, return_timestamps="word", language="fr"))
+    begins = [chunk["timestamp"][0] for chunk in found["chunks"]]
+    assert begins == sorted(begins)
+    pieces = [(start / RATE, (start + len(piece)) / RATE) for start, piece in split(LONG.astype(np.float32), RATE)]
+    assert len(pieces) == 3
+    assert all(any(start <= begin <= end for begin in begins) for start, end in pieces)
+
+
 def test_requests_in_a_batch_are_answered_as_alone(handler: TaskHandler) -> None:
     bodies = [body(SHORT), body(LONG), body(sound(5, seed=9)), {"inputs": "#"}, body(SHORT, stream=True)]
     alone = [ask(handler, each)[0] for each in bodies[:3]]
