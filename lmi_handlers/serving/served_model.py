@@ -308,6 +308,8 @@ def _tokenize(
             budget.check_prompt_logprobs(tokens, params.prompt_logprobs)
     if parsed.shows_prompt_ids:
         budget.check_prompt_ids(tokens)
+    if parsed.request.return_full_text:
+        budget.check_repeated(parsed.prompt_field, "".join(prompt.text for prompt in tokenized), params.n)
     return tokenized, TextRules(loaded.tokenizer, params)
 
 

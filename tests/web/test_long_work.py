@@ -91,6 +91,14 @@ def test_rejection_names_the_limit(server: Server) -> None:
     assert ids.json()["error"]["param"] == "return_token_ids"
     assert says(ids.json()["error"]["message"], "ids 256000 200000")
     assert server.invoke(asked | {"n": 2}, path="/v1/completions").status_code == 200
+    full = {"truncate": 8, "n": 100, "max_new_tokens": 1, "return_full_text": True}
+    texts = server.invoke({"inputs": "a" * 200_000, "parameters": full})
+    assert texts.status_code == 424
+    assert says(texts.json()["error"], "inputs 200000 100 option.max_text_bytes")
+    echoed = {"prompt": "a" * 200_000, "n": 100, "max_tokens": 1, "echo": True, "truncate_prompt_tokens": 8}
+    texts = server.invoke(echoed, path="/v1/completions")
+    assert texts.status_code == 400
+    assert says(texts.json()["error"]["message"], "prompt 200000 100 option.max_text_bytes")
     question = {"route": "/v1/completions", "body": {"prompt": ["a" * 100_000, "a" * 100_001], "max_tokens": 1}}
     explained = server.invoke(question, path="/explain")
     assert explained.status_code == 400

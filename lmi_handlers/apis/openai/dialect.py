@@ -307,6 +307,8 @@ class CompletionsDialect(OpenAIDialect):
             )
         most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
         prompt_only = most == 0 and bool(body.echo)
+        if body.echo:
+            self._budget.check_repeated("prompt", "".join(text for text in prompts if isinstance(text, str)), shown)
         computed: dict[str, object] = {
             "n": best_of,
             "max_tokens": 1 if prompt_only else most,
