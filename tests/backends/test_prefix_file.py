@@ -171,6 +171,7 @@ def test_log_probabilities_of_a_prompt_need_all_of_it(tmp_path: Path) -> None:
             answer(first, last)
     with engine(tmp_path / "prefixes") as second:
         assert answer(second, 52, prompt_logprobs=1)[1] == 0
+        assert external(second.counters) == (0, 0), "it is not read in vain"
 
 
 def test_a_damaged_block_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,12 +36,25 @@ class RecordingInbox(queue.SimpleQueue[Any]):
         return super().get(block, timeout)
 
 
+class RemoteWithoutRoom(RecordingEcho):
+    """An engine whose failures mean that there is no room for the request, as a remote engine's may."""
+
+    def step(self) -> list[TokenOutput]:
+        return [msgspec.structs.replace(output, overloaded=output.error is not None) for output in super().step()]
+
+
 class LoopWithWorker:
     """An engine loop with one web worker."""
 
-    def __init__(self, admission: Admission | None = None, *, job_queue_size: int = 100) -> None:
+    def __init__(
+        self,
+        admission: Admission | None = None,
+        *,
+        job_queue_size: int = 100,
+        backend: type[RecordingEcho] = RecordingEcho,
+    ) -> None:
         self.inbox = RecordingInbox()
-        self.backend = RecordingEcho()
+        self.backend = backend()
         self.loop = EngineLoop(self.backend, admission or RollingBatch(BATCH), job_queue_size, self.inbox)
         self.worker = RecordingWorker(self.backend)
 
@@ -94,6 +107,14 @@ def test_invalid_request_does_not_affect_others() -> None:
     assert engine.failures() == [(2, "InvalidRequest")]
     assert [output.token_ids[0] for output in engine.outputs(1)] == [*b"good", EOS]
     assert [output.token_ids[0] for output in engine.outputs(3)] == [*b"fine", EOS]
+
+
+def test_request_for_which_an_engine_has_no_room_is_answered_as_one_that_does_not_fit_into_the_queue() -> None:
+    engine = LoopWithWorker(backend=RemoteWithoutRoom)
+    engine.submit(1, b"good")
+    engine.submit(2, b"RAISE@1")
+    engine.run_until(1, 2)
+    assert engine.failures() == [(2, "QueueFull")]
 
 
 def test_invalid_prompt_fails_the_request_and_stops_its_other_prompts() -> None:

@@ -40,6 +40,7 @@ def histories(draw: st.DrawFn) -> list[EngineMessage]:
                 finish_reason=finish_reason,
                 error="x" if failed else None,
                 invalid_request=failed and draw(st.booleans()),
+                overloaded=failed and draw(st.booleans()),
             )
             step.append(SequenceOutput(number, index, output, 0.5))
             if finish_reason is not None:
@@ -62,7 +63,7 @@ def received_by(messages: list[EngineMessage], number: int, index: int) -> list[
             nothing = [None] * len(output.token_ids)
             received += zip(output.token_ids, output.logprobs or nothing, output.top_logprobs or nothing, strict=True)
             if output.finish_reason is not None:
-                received.append((output.finish_reason, output.error, output.invalid_request))
+                received.append((output.finish_reason, output.error, output.invalid_request, output.overloaded))
     return received
 
 
