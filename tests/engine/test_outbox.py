@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +90,10 @@ def test_joined_outputs_keep_the_numbers_of_prompt_tokens() -> None:
     (joined,) = join_outputs([Outputs([SequenceOutput(1, 0, output, 0.0)]) for output in outputs]).outputs
     seen = (joined.output.token_ids, joined.output.num_prompt_tokens, joined.output.num_cached_tokens)
     assert seen == ([5, 6], 39, 16)
+
+
+def test_joined_outputs_keep_why_the_last_of_them_failed() -> None:
+    failed: dict[str, Any] = {"finish_reason": FinishReason.ERROR, "error": "full", "overloaded": True}
+    outputs = [TokenOutput(request_id="r", token_ids=[5]), TokenOutput(request_id="r", token_ids=[], **failed)]
+    (joined,) = join_outputs([Outputs([SequenceOutput(1, 0, output, 0.0)]) for output in outputs]).outputs
+    assert (joined.output.error, joined.output.overloaded) == ("full", True)
