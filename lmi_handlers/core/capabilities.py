@@ -12,6 +12,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.pooling_params import PoolingParams, PoolingTask
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 ServedTask = Literal["text-generation", "text-embedding", "text-ranking"]
@@ -32,6 +33,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `takes_images` tells whether prompts may contain images.
     `takes_cache_salt` tells whether prompts with different salts share nothing, cached or not. A backend has to say so
     itself: a salt that is ignored would isolate nobody.
+    `continues` tells whether a sequence may go on after tokens that were generated before (`TokenRequest.generated`). A
+    backend has to say so itself, too. `not_continued` lists the `SamplingParams` fields with which it cannot: its next
+    token would be another than without the interruption.
     `marks_thoughts` tells whether the server knows how the model marks its thoughts, which `thinking_token_budget`
     needs. The engine process sets it.
     `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
@@ -55,6 +59,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     takes_images: bool = False
     takes_cache_salt: bool = False
+    continues: bool = False
+    not_continued: tuple[str, ...] = ()
     marks_thoughts: bool = False
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int | None = None
@@ -158,6 +164,40 @@ def check_cache_salt(salt: str | None, capabilities: Capabilities) -> None:
     """Raise `UnsupportedFeature` if a salt is given and the backend could share the prompt's prefix nevertheless."""
     if salt is not None and not capabilities.takes_cache_salt:
         raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field="cache_salt")
+
+
+def check_continuation(request: GenerationRequest, capabilities: Capabilities) -> None:
+    """Reject a request with `generated` tokens if it is not for one sequence, or if this backend cannot continue it.
+
+    Raises `UnsupportedFeature`, with the field of `SamplingParams` if it is one of the parameters that the backend cannot
+    continue with, or `InvalidRequest` if the tokens are not in the vocabulary or the answer has all of its `max_tokens`.
+    """
+    generated, params = request.generated, request.sampling_params
+    if not generated:
+        return
+    if not capabilities.continues:
+        raise UnsupportedFeature(f"the {capabilities.backend} backend does not continue answers")
+    if len(request.prompts) != 1 or params.n != 1 or request.beam_search or request.pooling_params:
+        raise InvalidRequest("only an answer of one sequence can be continued", code="invalid_continuation")
+    for name in capabilities.not_continued:
+        if getattr(params, name) != getattr(_DEFAULTS, name) and not (name == "seed" and params.greedy):
+            raise UnsupportedFeature(
+                f"the {capabilities.backend} backend does not continue answers with it", field=name
+            )
+    if min(generated) < 0 or max(generated) >= capabilities.vocab_size:
+        raise InvalidRequest("the answer so far has tokens that are not this model's", code="invalid_continuation")
+    if params.max_tokens is not None and len(generated) >= params.max_tokens:
+        raise InvalidRequest(f"the answer has all of its {params.max_tokens} tokens", code="continuation_finished")
+
+
+def check_continued_length(prompt_len: int, generated: Sequence[int], capabilities: Capabilities) -> None:
+    """Reject `generated` tokens after which there is no room for another one. Raises `InvalidRequest`."""
+    if generated and prompt_len + len(generated) >= capabilities.max_model_len:
+        raise InvalidRequest(
+            f"prompt and answer have {prompt_len + len(generated)} tokens together; the limit is "
+            f"{capabilities.max_model_len}",
+            code="continuation_finished",
+        )
 
 
 NO_MARKS = (

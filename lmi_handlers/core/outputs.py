@@ -29,6 +29,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     per id, best first.
 
     `prompt_logprobs` is sent once, with the first output. It has one entry per prompt token; the first one is None.
+    `TokenRequest.generated` are not part of the prompt, neither here nor below.
     `prompt_top_logprobs` is sent with it if the k best were requested: k pairs per prompt token, as above, and None
     for the first token.
 

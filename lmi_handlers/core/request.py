@@ -128,6 +128,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     Each prompt is sampled `sampling_params.n` times; with `beam_search`, its answers are the `n` best beams. A request
     with a lower `priority` starts sooner. `truncate` is the number of tokens to keep of each prompt, and
     `truncation_side` is where the others are removed. `cache_salt` is that of each prompt.
+    `generated` are the tokens that an engine has generated for this request before. The answer continues after them; then
+    it has one sequence. `sampling_params` are still those of the whole answer.
     `ignored_parameters` are named in a response header. The other fields describe the format of the
     answer and are for formatters.
 
@@ -144,6 +146,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str | None = None
+    generated: tuple[int, ...] = ()
     stream: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -167,6 +170,11 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as a backend receives it. `sampling_params.n` is always 1.
 
     With `pooling_params`, the prompt is embedded or classified instead. Only a backend with `pooling_tasks` gets these.
+
+    `generated` are tokens of this sequence that were generated before, by this engine or by one like it. The sequence
+    goes on as if they had been generated here: they count for `max_tokens`, `min_tokens` and penalties, the grammar has
+    consumed them, and the random numbers of a `seed` are those of the next token. Outputs have only the tokens after them.
+    Only a backend that `continues` gets these.
     """
 
     request_id: str
@@ -174,6 +182,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams
     priority: int = 0
     pooling_params: PoolingParams | None = None
+    generated: tuple[int, ...] = ()
 
 
 MAX_PRIORITY = 2**31 - 1

@@ -254,6 +254,7 @@ class EngineClient:
             request.sampling_params,
             request.priority,
             request.pooling_params,
+            request.generated,
         )
         generation = InFlightRequest(self, sender, submit, deadline)
         self._generations[submit.number] = generation

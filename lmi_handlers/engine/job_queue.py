@@ -53,6 +53,7 @@ class Job(Generic[WorkerT]):
             sampling_params=submit.sampling_params.for_sample(sample),
             priority=submit.priority,
             pooling_params=submit.pooling_params,
+            generated=submit.generated,
         )
 
 

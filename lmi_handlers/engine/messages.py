@@ -26,6 +26,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences per prompt. `number` is chosen by the worker, unique per connection.
 
     Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed or classify each prompt instead.
+    `generated` is as in `GenerationRequest`.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sampling_params: SamplingParams
     priority: int = 0
     pooling_params: PoolingParams | None = None
+    generated: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -16,6 +16,8 @@ from lmi_handlers.core.capabilities import (
     Capabilities,
     check_adapter,
     check_cache_salt,
+    check_continuation,
+    check_continued_length,
     check_sampling_params,
     check_task,
 )
@@ -225,6 +227,9 @@ class ServedModel(Served):
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
+        check_continued_length(
+            max(len(prompt.token_ids) for prompt in tokenized), request.generated, loaded.capabilities
+        )
         rendered = tuple(RenderedPrompt(prompt.text, len(prompt.token_ids), prompt.token_ids) for prompt in tokenized)
         return _Prepared(parsed, loaded, tokenized, rules, rendered)
 
@@ -325,5 +330,6 @@ def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
         check_task(parsed.request.pooling_params, capabilities)
         check_sampling_params(parsed.request.sampling_params, capabilities)
         check_cache_salt(parsed.request.cache_salt, capabilities)
+        check_continuation(parsed.request, capabilities)
         for prompt in parsed.request.prompts:
             check_adapter(prompt.adapter, capabilities)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from capabilities import capabilities
 from facts import raises
 
-from lmi_handlers.core.capabilities import check_adapter, check_cache_salt, check_prompt, check_sampling_params
+from lmi_handlers.core.capabilities import (
+    check_adapter,
+    check_cache_salt,
+    check_continuation,
+    check_continued_length,
+    check_prompt,
+    check_sampling_params,
+)
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.pooling_params import PoolingParams
+from lmi_handlers.core.request import BeamSearchParams, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
 KNOWN = capabilities(
@@ -81,3 +92,55 @@ def test_cache_salt() -> None:
     check_cache_salt("x", capabilities(takes_cache_salt=True))
     with raises(UnsupportedFeature, "cache_salt: not supported echo"):
         check_cache_salt("x", KNOWN)
+
+
+CONTINUES = capabilities(max_model_len=96, vocab_size=128, continues=True, not_continued=("seed", "presence_penalty"))
+
+
+def continued(*generated: int, **fields: Any) -> GenerationRequest:
+    fields = {"prompts": (Prompt("a"),), **fields}
+    params = SamplingParams(**fields.pop("params", {}))
+    return GenerationRequest(request_id="r", sampling_params=params, generated=generated, **fields)
+
+
+def test_continuation() -> None:
+    """A backend that does not say that it continues answers gets none to continue, or it would begin them again."""
+    check_continuation(continued(), KNOWN)
+    check_continuation(continued(5, 127, params={"max_tokens": 3, "temperature": 0.0, "seed": 1}), CONTINUES)
+    with raises(UnsupportedFeature, "echo continue"):
+        check_continuation(continued(5), KNOWN)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompts": (Prompt("a"), Prompt("b"))},
+        {"params": {"n": 2}},
+        {"beam_search": BeamSearchParams(num_beams=2)},
+        {"pooling_params": PoolingParams(task="embed")},
+    ],
+)
+def test_only_one_sequence_is_continued(fields: dict[str, Any]) -> None:
+    with raises(InvalidRequest, "one sequence", code="invalid_continuation"):
+        check_continuation(continued(5, **fields), CONTINUES)
+
+
+@pytest.mark.parametrize("params", [{"seed": 1}, {"presence_penalty": 0.5, "temperature": 0.0}])
+def test_parameters_with_which_a_backend_does_not_continue(params: dict[str, Any]) -> None:
+    with raises(UnsupportedFeature, f"{next(iter(params))}: echo continue"):
+        check_continuation(continued(5, params=params), CONTINUES)
+
+
+@pytest.mark.parametrize("generated", [(5, 128), (-1, 5)])
+def test_continued_tokens_are_in_the_vocabulary(generated: tuple[int, ...]) -> None:
+    with raises(InvalidRequest, "tokens", code="invalid_continuation"):
+        check_continuation(continued(*generated), CONTINUES)
+
+
+def test_an_answer_with_all_its_tokens_is_not_continued() -> None:
+    with raises(InvalidRequest, "2 tokens", code="continuation_finished"):
+        check_continuation(continued(5, 5, params={"max_tokens": 2}), CONTINUES)
+    check_continued_length(90, (5,) * 5, CONTINUES)
+    check_continued_length(96, (), CONTINUES)
+    with raises(InvalidRequest, "96 96", code="continuation_finished"):
+        check_continued_length(90, (5,) * 6, CONTINUES)
