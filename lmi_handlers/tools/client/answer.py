@@ -13,7 +13,9 @@ import msgspec
 from lmi_handlers.tools.client.apis import Said, error_in, said
 from lmi_handlers.tools.client.errors import AnswerFailed
 
-_STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson", "application/jsonl")
+STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson", "application/jsonl")
+"""Content types of streams, whose records are lines or events."""
+
 _MAX_LINE = 64 * 2**20
 
 
@@ -34,8 +36,8 @@ def pieces(parts: Iterable[bytes], content_type: str) -> Iterator[Piece]:
 
     A part may end anywhere, even inside a character. Raises `AnswerFailed`.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind in _STREAMS:
+    kind = media_type(content_type)
+    if kind in STREAMS:
         for line in _lines(parts):
             if (data := document(line)) is not None:
                 record = parsed(data)
@@ -53,6 +55,11 @@ def _pieces_of(record: Said, otherwise: bytes) -> Iterator[Piece]:
     if record.reasoning:
         yield Piece(record.reasoning, is_reasoning=True)
     yield Piece(otherwise.decode(errors="replace") if record.text is None else record.text)
+
+
+def media_type(content_type: str) -> str:
+    """Return a content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def document(line: bytes) -> bytes | None:
