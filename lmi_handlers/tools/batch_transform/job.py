@@ -18,8 +18,9 @@ from lmi_handlers.model_files.storage import Folder
 from lmi_handlers.tools.batch_transform.endpoint import Unreachable
 from lmi_handlers.tools.batch_transform.records import InvalidFile, Record, batches
 from lmi_handlers.tools.batch_transform.settings import MAX_TRANSFORM_MB, Settings
-from lmi_handlers.tools.batch_transform.storage import SUFFIX, InputFile, Output
+from lmi_handlers.tools.batch_transform.storage import SUFFIX, Output
 from lmi_handlers.tools.batch_transform.transform import Transform, Transformed
+from lmi_handlers.tools.client.inputs import InputFile
 
 _AHEAD = 4
 """Requests that may wait for their turn to be written, per request at a time: a slow one does not hold up the others."""

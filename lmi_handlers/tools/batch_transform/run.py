@@ -18,8 +18,9 @@ from lmi_handlers.model_files.storage import Folder
 from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
 from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
-from lmi_handlers.tools.batch_transform.storage import InputFile, find_inputs, open_folder
+from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
 from lmi_handlers.tools.batch_transform.transform import Transform
+from lmi_handlers.tools.client.inputs import InputFile
 from lmi_handlers.tools.client.own_server import own_server
 
 

@@ -81,9 +81,24 @@ class StreamedResponse(msgspec.Struct, frozen=True):
 def invoke_url(
     url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
 ) -> Iterator[StreamedResponse]:
-    """Ask a server with the headers that SageMaker would send. Raises `CallRefused` or `ConfigError`.
+    """Ask a server as `open_url` does. Raises `CallRefused`, also for an answer that is not a 2xx, or `ConfigError`."""
+    with open_url(url, invocation, api_key, route=route, method=method) as response:
+        if not 200 <= response.status < 300:
+            with _explained(url):
+                cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
+            raise CallRefused(f"{response.status}: {cause or response.reason}", code=str(response.status))
+        sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
+        yield StreamedResponse(response.headers.get("Content-Type", ""), sagemakers, parts_of(response, url))
+
+
+@contextmanager
+def open_url(
+    url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
+) -> Iterator[http.client.HTTPResponse]:
+    """Ask a server with the headers that SageMaker would send, and yield its answer of any status.
 
     The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
+    Raises `CallRefused` if there is no answer, or `ConfigError`.
     """
     server = ServerUrl.parse(url)
     headers = {f"{_PREFIX}{_header(name)}": value for name, value in invocation.parameters.items()} | {
@@ -104,11 +119,7 @@ def invoke_url(
             connection.sock.settimeout(_TIMEOUT_SECONDS)
             connection.request(method, path, invocation.body, headers)
             response = connection.getresponse()
-            if not 200 <= response.status < 300:
-                cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
-                raise CallRefused(f"{response.status}: {cause or response.reason}", code=str(response.status))
-        sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
-        yield StreamedResponse(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
+        yield response
 
 
 @contextmanager
@@ -120,7 +131,7 @@ def _explained(target: str) -> Iterator[None]:
         raise CallRefused(f"{target}: {error or type(error).__name__}") from error
 
 
-def _parts(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
+def parts_of(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
     """Yield the body as it arrives. Raises `CallRefused` if the connection breaks, or ends before the body does."""
     while True:
         with _explained(target):
