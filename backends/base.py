@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -53,7 +53,12 @@ class Backend(ABC):
 
     `RequestFailed` and `InvalidRequest` fail only the current request. After any other exception, or when the process
     exits, the engine counts as dead. Adapters translate their engine's exceptions accordingly.
+
+    A backend that `measures_steps` divides the time of its steps among the meters of its requests. For others, the loop
+    gives each of the backend's sequences an equal share.
     """
+
+    measures_steps: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -77,6 +77,8 @@ class PagedBackend(Backend):
     runner with the sequences that use them; None if it supports none. `thinking` are the model's marks, if known.
     """
 
+    measures_steps = True
+
     def __init__(
         self,
         runner: Runner,
@@ -257,7 +259,8 @@ class PagedBackend(Backend):
             self._end(self._generations[request_id])
 
     def step(self) -> list[TokenOutput]:
-        """Run one forward pass over the chunks that the scheduler picks."""
+        """Run one forward pass over the chunks that the scheduler picks, at the expense of those that they belong to."""
+        began = time.monotonic()
         outputs = self._take_prepared()
         if not self._generations:
             if not outputs:
@@ -269,22 +272,29 @@ class PagedBackend(Backend):
         chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating, self._scheduler.num_prompts))
         for sequence in preempted:
             self._runner.release(sequence)
+        try:
+            return outputs + self._compute(chunks, num_generating, preempts=bool(preempted))
+        finally:
+            _charge(chunks, time.monotonic() - began)
+
+    def _compute(self, chunks: list[SequenceChunk], num_generating: int, *, preempts: bool) -> list[TokenOutput]:
+        """Compute the chunks, and choose the next tokens. `preempts` says that sequences had to make room for them."""
         began = time.monotonic()
         try:
             logits = self._runner.forward(chunks)
         except MemoryError as error:
-            return [*outputs, self._fail_largest(chunks, error)]
+            return [self._fail_largest(chunks, error)]
         finally:
             if self._prefixes is not None:
                 self._prefixes.spill()
             self._progress += 1
             self._last_step = time.monotonic()
-        if not preempted:  # otherwise fewer have generated
+        if not preempts:  # otherwise fewer have generated
             num_extra_tokens = sum(len(chunk.token_ids) for chunk in chunks) - num_generating
             self._budget.observe(
                 self._last_step - began, num_generating=num_generating, num_extra_tokens=num_extra_tokens
             )
-        return outputs + self._choose_tokens(chunks, logits, self._budget.draft_cost(num_generating))
+        return self._choose_tokens(chunks, logits, self._budget.draft_cost(num_generating))
 
     @property
     def num_preparing(self) -> int:
@@ -420,6 +430,7 @@ class PagedBackend(Backend):
             cache_key=self._cache_key(request) if self._runner.shares_blocks else b"",
             model_kwargs={} if images is None else images.model_kwargs,
             adapter=adapter,
+            meter=request.meter,
         )
         budget = params.thinking_token_budget
         state = SamplerState(
@@ -549,6 +560,14 @@ class PagedBackend(Backend):
         parts.append(b"" if salt is None else salt.encode("utf-8", "surrogatepass"))  # a salt is never empty
         parts += [] if images is None else [image.data for image in images.images]
         return _digest_of_parts(parts)
+
+
+def _charge(chunks: list[SequenceChunk], seconds: float) -> None:
+    """Divide the time of a step among the requests, by the tokens that were computed for each of them, drafts included."""
+    per_token = seconds / sum(len(chunk.token_ids) for chunk in chunks)
+    for chunk in chunks:
+        chunk.sequence.meter.engine_time += per_token * len(chunk.token_ids)
+        chunk.sequence.meter_blocks()
 
 
 def _digest_of_parts(parts: list[bytes]) -> bytes:

@@ -156,6 +156,7 @@ class Scheduler:
             return False
         for block in found:
             self._pool.share(block)
+        sequence.meter_blocks()
         sequence.blocks = found + self._pool.allocate(needed)
         sequence.num_computed = len(found) * self._block_size
         if sequence.num_cached_tokens is None:
@@ -205,9 +206,12 @@ class Scheduler:
         return max(0, -(-length // self._block_size) - len(sequence.blocks))
 
     def _grow(self, sequence: Sequence, length: int) -> None:
-        sequence.blocks += self._pool.allocate(self._missing(sequence, length))
+        if missing := self._missing(sequence, length):
+            sequence.meter_blocks()
+            sequence.blocks += self._pool.allocate(missing)
 
     def _free(self, sequence: Sequence) -> None:
+        sequence.meter_blocks()
         self._pool.free(sequence.blocks)
         sequence.blocks = []
 

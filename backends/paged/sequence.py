@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from lmi_handlers.core.meter import Meter
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +40,10 @@ class Sequence:
     digests: list[bytes] = field(init=False, default_factory=list)
     """Digest of each full block's tokens and all before them."""
     draft: list[int] = field(init=False, default_factory=list)
+    meter: Meter = field(default_factory=Meter)
+    """That of the request, which other sequences may also have."""
+    held_since: float = field(init=False, default=0.0)
+    """The monotonic time from which on the blocks are not yet in `meter`."""
     failed: bool = field(init=False, default=False)
     """The model computed something unusable, which may be in its blocks."""
 
@@ -49,6 +56,12 @@ class Sequence:
         """Add a generated token."""
         self.first_logit = len(self.token_ids)
         self.token_ids.append(token_id)
+
+    def meter_blocks(self) -> None:
+        """Add the time for which the blocks have been held. Called before their number changes, and after each step."""
+        now = time.monotonic()
+        self.meter.kv_block_time = (self.meter.kv_block_time or 0.0) + len(self.blocks) * (now - self.held_since)
+        self.held_since = now
 
     @property
     def num_left(self) -> int:

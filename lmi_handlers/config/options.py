@@ -317,6 +317,21 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = ""
+    tenant_attribute: Annotated[
+        str,
+        Option(
+            "Key in `X-Amzn-SageMaker-Custom-Attributes`, or else name of a request header, whose value names the tenant in the "
+            "request log and in `/metrics`: see [receipts](receipts.md).",
+            server=True,
+        ),
+    ] = ""
+    receipts: Annotated[
+        bool,
+        Option(
+            "Adds the tokens and the time of each request to the custom attributes of its answer: see [receipts](receipts.md).",
+            server=True,
+        ),
+    ] = False
     compute_type: Annotated[
         str | None,
         Option(

@@ -497,11 +497,14 @@ class _Loading:
                 )
 
     def _check_custom_attributes(self) -> None:
-        try:
-            list_keys(self.values.get("custom_attributes", ""))
-        except ValueError as error:
-            setting = self.explicit["option.custom_attributes"]
-            self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
+        for name in ("custom_attributes", "tenant_attribute"):
+            text = self.values.get(name, "")
+            try:
+                if len(list_keys(text)) > 1 and name == "tenant_attribute":
+                    raise ValueError(f"{text!r} is more than one key")
+            except ValueError as error:
+                setting = self.explicit[f"option.{name}"]
+                self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
 
     def _check_names(self) -> None:
         try:

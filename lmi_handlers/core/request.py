@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -175,6 +176,8 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     goes on as if they had been generated here: they count for `max_tokens`, `min_tokens` and penalties, the grammar has
     consumed them, and the random numbers of a `seed` are those of the next token. Outputs have only the tokens after them.
     Only a backend that `continues` gets these.
+
+    `meter` is that of the whole request. A backend that counts its blocks of the KV cache, or that `measures_steps`, adds to it.
     """
 
     request_id: str
@@ -183,6 +186,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     pooling_params: PoolingParams | None = None
     generated: tuple[int, ...] = ()
+    meter: Meter = msgspec.field(default_factory=Meter)
 
 
 MAX_PRIORITY = 2**31 - 1

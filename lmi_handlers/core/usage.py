@@ -15,7 +15,11 @@ class Usage(msgspec.Struct):
     sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of the
     longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
     whose time limit has ended the text, if any. `device` is what the engine says it runs on. `key_label` is the label of the
-    client's API key, "" if none is needed.
+    client's API key, "" if none is needed, and `tenant` the name that the request gives, "" if it gives none.
+
+    `engine_time` is the request's share of the engine's steps, or of the calls of the model's own code. `kv_block_time` adds
+    up how long it has held each block of the KV cache (see `Meter`), None if the engine does not tell. `block_size` is how
+    many tokens a block holds, 0 if that is not known.
     """
 
     started: float
@@ -34,3 +38,20 @@ class Usage(msgspec.Struct):
     truncated: str | None = None
     device: str = ""
     key_label: str = ""
+    tenant: str = ""
+    engine_time: float | None = None
+    kv_block_time: float | None = None
+    block_size: int = 0
+
+    @property
+    def kv_block_estimate(self) -> float | None:
+        """An estimate in place of `kv_block_time`, in seconds, None if there is no basis for one.
+
+        It assumes that each sequence held its prompt and, on average, half of what was generated, from the queue to its last
+        token.
+        """
+        last, validation, queue = self.last_token_time, self.validation_time, self.queue_time
+        if self.kv_block_time is not None or not self.block_size or last is None or validation is None or queue is None:
+            return None
+        tokens = self.prompt_tokens * self.samples + self.generated_tokens / 2
+        return max(0.0, last - validation - queue) * tokens / self.block_size

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
 
 from lmi_handlers.core.errors import RequestError, told
 from lmi_handlers.custom_code.failures import author_traceback, described, named, plain
@@ -24,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Call:
-    """A batch, and the answers to its requests, each of which ends with one `End`.
+    """A batch that begins to be answered, and the answers to its requests, each of which ends with one `End`.
 
     `accept` takes what the function, called `name`, has returned. If `stream` is None then, `whole` has all messages.
     Otherwise `item` has those of each item of the stream, and `end` the last ones.
@@ -38,6 +41,7 @@ class Call:
         self._errors: dict[int, Exception] = {}
         self._is_shared = False
         self._begun = False
+        self._called = time.monotonic()
 
     @property
     def input(self) -> Input:
@@ -90,7 +94,7 @@ class Call:
 
     def end(self) -> Messages:
         """Return the end of the stream."""
-        return [*self._head(None), End(self._batch.number)]
+        return [*self._head(None), self._timed(End(self._batch.number))]
 
     def failed(self, error: BaseException) -> Messages:
         """Return the ends of all requests, because the code has raised an error."""
@@ -98,7 +102,7 @@ class Call:
 
     def cancelled(self) -> Messages:
         """Return the ends of all requests, because the call was cancelled."""
-        return [End(number, f"{self._name} was cancelled") for number in self._numbers]
+        return [self._timed(End(number, f"{self._name} was cancelled")) for number in self._numbers]
 
     def finalize(self) -> None:
         """Do what `Output.finalize` asked for, once the answers have been sent."""
@@ -120,17 +124,22 @@ class Call:
         number, cause = self._numbers[index], plain(described(error))
         if isinstance(error, RequestError):  # of ours: it says what is wrong with the request
             kind, message, field, code = told(error)
-            return [End(number, plain(message), kind, code, field)]
+            return [self._timed(End(number, plain(message), kind, code, field))]
         extra = {"request_id": self._batch.invocations[index].request_id, "exception": author_traceback(error)}
         logger.error("%s failed", self._name, extra=extra)
         if type(error).__name__ in _OUT_OF_MEMORY and not self._begun:
             output = Output().error(cause, code=507, message=FAILURE)
             return self._answer(number, output, output.data())
-        return [End(number, cause if isinstance(error, Exception) else f"{self._name} raised {named(error)}")]
+        reason = cause if isinstance(error, Exception) else f"{self._name} raised {named(error)}"
+        return [self._timed(End(number, reason))]
 
     def _answer(self, number: int, output: Output, data: bytes) -> Messages:
         head = Head(number, int(output.code), _plain_all(output.properties), streams=False)
-        return [head, self._chunk(number, data), End(number)]
+        return [head, self._chunk(number, data), self._timed(End(number))]
+
+    def _timed(self, end: End) -> End:
+        """Add the request's equal share of the time since the call began."""
+        return msgspec.structs.replace(end, seconds=(time.monotonic() - self._called) / len(self._numbers))
 
     def _chunk(self, number: int, data: bytes) -> BodyChunk:
         if len(data) > _MAX_CONTENT:

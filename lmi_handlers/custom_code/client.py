@@ -22,6 +22,7 @@ from lmi_handlers.core.errors import (
     LMIError,
     RequestFailed,
 )
+from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.messages import (
     BodyChunk,
     ChangeAdapter,
@@ -53,11 +54,12 @@ class Invocation:
     """The answer to one request. `head` has status and headers; iterating yields the content as it arrives.
 
     The iterator raises the error with which the request ends: that of the code, `DeadlineExceeded` or
-    `ClientDisconnected`. Closing it tells the pool that nobody waits any more.
+    `ClientDisconnected`. Closing it tells the pool that nobody waits any more. `usage` gets the time that the call took.
     """
 
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+    def __init__(self, sock: socket.socket, deadline: Deadline, usage: Usage | None = None) -> None:
         self.deadline = deadline
+        self._usage = usage
         self._socket = sock
         self._buffer = bytearray()
         self._ended_by: LMIError | None = None
@@ -113,6 +115,8 @@ class Invocation:
             if not data:
                 raise self._ended_by or EngineDead(f"{_GONE}; it worked on this request")
             self._buffer += data
+        if isinstance(message, End) and self._usage is not None:
+            self._usage.engine_time = message.seconds
         return message
 
     def _next(self) -> ToWorker | None:
@@ -150,8 +154,8 @@ class CodeClient:
         """Disconnect from the pool, and end the threads."""
         self._link.close()
 
-    def invoke(self, invoke: Invoke | ChangeAdapter, deadline: Deadline) -> Invocation:
-        """Send a request, and return it once its answer begins. It ends at the `deadline`.
+    def invoke(self, invoke: Invoke | ChangeAdapter, deadline: Deadline, usage: Usage | None = None) -> Invocation:
+        """Send a request, and return it once its answer begins. It ends at the `deadline`. `usage` is for the log.
 
         Raises `EngineNotReady` if no requests are accepted, and any other error with which the request ends.
         """
@@ -160,7 +164,7 @@ class CodeClient:
             sock = connect(self._socket_path)
         except OSError as error:
             raise EngineNotReady(_GONE) from error
-        invocation = Invocation(sock, deadline)
+        invocation = Invocation(sock, deadline, usage)
         self._in_flight.add(invocation)
         invocation.on_close = self._in_flight.discard
         try:

@@ -126,13 +126,17 @@ class BodyChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer is complete, or has failed for the reason `error`. The other fields are the error's, as `told` has them."""
+    """The answer is complete, or has failed for the reason `error`. The next three fields are the error's, as `told` has them.
+
+    `seconds` is how long the call took, divided by its requests, or None if there was none or it has not ended.
+    """
 
     index: int
     error: str | None = None
     kind: str = "RequestFailed"
     code: str | None = None
     field: str | None = None
+    seconds: float | None = None
 
 
 def failure_of(end: End) -> LMIError | None:

@@ -26,6 +26,7 @@ from lmi_handlers.core.errors import (
     error_of,
 )
 from lmi_handlers.core.event_loop import give_way
+from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter
@@ -95,6 +96,7 @@ class InFlightRequest:
         self._sender = sender
         self._generates = submit.pooling_params is None
         self._begun = False
+        self._last: SequenceOutput | None = None
         sequences = len(submit.prompts) * submit.sampling_params.n
         self._running = set(range(sequences))
         self._unread = UnreadOutputs(sequences)
@@ -103,6 +105,11 @@ class InFlightRequest:
     def running(self) -> int:
         """The number of its sequences that have not ended."""
         return len(self._running)
+
+    @property
+    def meter(self) -> Meter | None:
+        """Its usage of the engine up to the last output that has been iterated over, None before the first."""
+        return None if self._last is None else Meter(self._last.engine_time, self._last.kv_block_time)
 
     def __enter__(self) -> InFlightRequest:
         return self
@@ -117,6 +124,7 @@ class InFlightRequest:
             batch, failure = self._collect(self._unread.take())
             if batch:
                 self._begun = self._generates
+                self._last = batch[-1]
                 yield batch  # outputs that arrived before an error are still valid
             elif failure is None:
                 yield batch

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.engine.messages import Submit
 
@@ -24,7 +25,7 @@ class Job(Generic[WorkerT]):
     """A submitted request.
 
     `waiting` has the indices of the sequences that have not started yet. `running` maps the backend's ids of running
-    sequences to their indices.
+    sequences to their indices. `meter` is what they have used of the engine.
     """
 
     def __init__(self, worker: WorkerT, submit: Submit, key: int, *, arrived: float) -> None:
@@ -36,6 +37,7 @@ class Job(Generic[WorkerT]):
         self.waiting = deque(range(len(submit.prompts) * submit.sampling_params.n))
         self.head_start = min(max(-submit.priority * SECONDS_PER_PRIORITY, -MAX_HEAD_START), MAX_HEAD_START)
         self.adapters = frozenset(prompt.adapter for prompt in submit.prompts if prompt.adapter is not None)
+        self.meter = Meter()
         self._submit = submit
         self._key = key
 
@@ -54,6 +56,7 @@ class Job(Generic[WorkerT]):
             priority=submit.priority,
             pooling_params=submit.pooling_params,
             generated=submit.generated,
+            meter=self.meter,
         )
 
 

@@ -102,6 +102,9 @@ class EngineLoop:
         self._jobs: dict[tuple[Worker, int], Job[Worker]] = {}
         self._sequences: dict[str, Job[Worker]] = {}
         self._submitted = 0
+        self._share = 0.0
+        self.busy_time = 0.0
+        """Seconds that the backend's steps have taken. Any thread may read it."""
         self._stopping = False
         self._failing = threading.Lock()
 
@@ -124,7 +127,9 @@ class EngineLoop:
         self._admit()
         if self._sequences:
             self._heartbeat.enter(Activity.STEP, len(self._sequences))
+            began = time.monotonic()
             outputs = self._backend.step()
+            self._spend(time.monotonic() - began)
             if outputs:
                 self._heartbeat.progress()
             self._deliver(outputs)
@@ -248,6 +253,7 @@ class EngineLoop:
         else:
             job.running[sequence.request_id] = index
             self._sequences[sequence.request_id] = job
+            job.meter.engine_time -= self._share
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         by_worker: dict[Worker, list[SequenceOutput]] = {}
@@ -260,12 +266,13 @@ class EngineLoop:
                 self._forget(job)
                 failed.append((job, _error_of(output)))
                 continue
-            index = job.running[output.request_id]
+            index, meter = job.running[output.request_id], job.meter
+            engine_time = meter.engine_time + len(job.running) * self._share
             by_worker.setdefault(job.worker, []).append(
-                SequenceOutput(job.number, index, output, job.queue_time or 0.0)
+                SequenceOutput(job.number, index, output, job.queue_time or 0.0, engine_time, meter.kv_block_time)
             )
             if output.finish_reason is not None:
-                del self._sequences[output.request_id], job.running[output.request_id]
+                self._leave(job, output.request_id)
                 if not job.running and not job.waiting:
                     self._forget(job)
         for worker, batch in by_worker.items():
@@ -273,12 +280,27 @@ class EngineLoop:
         for job, error in failed:  # after the outputs: a failure is the last message of its request
             self._tell(job, error)
 
+    def _spend(self, seconds: float) -> None:
+        """Divide the time of a step equally among the sequences, unless the backend does so.
+
+        `_share` is the share of a sequence that has been there since the loop began. So nothing has to be done for each
+        sequence: one that starts owes what it has missed, until it leaves.
+        """
+        self.busy_time += seconds
+        if not self._backend.measures_steps:
+            self._share += seconds / len(self._sequences)
+
+    def _leave(self, job: Job[Worker], request_id: str) -> None:
+        """Forget a sequence that has ended."""
+        del self._sequences[request_id], job.running[request_id]
+        job.meter.engine_time += self._share
+
     def _abort(self, job: Job[Worker], index: int | None) -> None:
         """Abort one sequence, or all of them if `index` is None."""
         if index is not None:
             for request_id in [key for key, running in job.running.items() if running == index]:
                 self._abort_sequence(request_id)
-                del self._sequences[request_id], job.running[request_id]
+                self._leave(job, request_id)
             self._queue.discard(job, index)
         if index is None or (not job.running and not job.waiting):
             self._forget(job)
@@ -296,10 +318,9 @@ class EngineLoop:
         job.worker.send(failed(job.number, error))
 
     def _forget(self, job: Job[Worker]) -> None:
-        for request_id in job.running:
+        for request_id in list(job.running):
             self._abort_sequence(request_id)
-            del self._sequences[request_id]
-        job.running.clear()
+            self._leave(job, request_id)
         self._queue.discard(job)
         self._jobs.pop((job.worker, job.number), None)
 

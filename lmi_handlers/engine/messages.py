@@ -103,12 +103,17 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An output for sequence `index` of request `number`. `queue_time` is how many seconds the request waited."""
+    """An output for sequence `index` of request `number`. `queue_time` is how many seconds the request waited.
+
+    The last two are the request's `Meter` at this output.
+    """
 
     number: int
     index: int
     output: TokenOutput
     queue_time: float
+    engine_time: float = 0.0
+    kv_block_time: float | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -64,7 +64,8 @@ def _join(parts: list[SequenceOutput]) -> SequenceOutput:
         num_prompt_tokens=outputs[0].num_prompt_tokens,
         num_cached_tokens=outputs[0].num_cached_tokens,
     )
-    return SequenceOutput(parts[0].number, parts[0].index, joined, parts[0].queue_time)
+    last = parts[-1]
+    return SequenceOutput(last.number, last.index, joined, last.queue_time, last.engine_time, last.kv_block_time)
 
 
 def _chain(lists: list[list[T] | None]) -> list[T] | None:

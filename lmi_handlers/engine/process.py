@@ -302,6 +302,7 @@ def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics, *,
     """Publish the load, the counters and the adapters in use. Not done in the loop, because its steps may take long."""
     metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
     metrics.count(backend.counters)
+    metrics.set_busy_time(loop.busy_time)
     capabilities = backend.capabilities
     info = EngineInfo(block_size=capabilities.block_size, num_blocks=capabilities.num_blocks)
     if has_adapters:

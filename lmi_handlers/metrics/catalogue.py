@@ -163,6 +163,11 @@ ENGINE_COUNTERS = {
 }
 """By field of `EngineCounters`."""
 
+ENGINE_SECONDS = _counter("lmi_engine_seconds_total", "seconds", "Engine seconds of all requests that have ended.")
+KV_BLOCK_SECONDS = _counter(
+    "lmi_kv_block_seconds_total", "seconds", "KV block seconds of these requests, measured or estimated."
+)
+BUSY_SECONDS = _counter("lmi_engine_busy_seconds_total", "seconds", "Time that the engine's steps have taken.")
 RESPONSES = _counter(
     "lmi_responses_total", "responses", "Responses to requests for an API, by HTTP status.", "status", STATUSES
 )
@@ -186,8 +191,8 @@ Generated from `lmi_handlers/metrics/` by
 `GET /metrics` returns Prometheus' text format, on the same port as the APIs and as soon as the
 server listens. SageMaker's detailed observability reads it there. The values cover the whole
 server, whichever web worker answers. Counters start at zero when the server starts, and are kept
-when a worker or an engine is replaced. Every series exists from the start, except those of API keys
-and the two for routers (see below the table).
+when a worker or an engine is replaced. Every series exists from the start, except those of API
+keys and tenants and the two for routers (see below the table).
 
 * A request asks for one answer. It is one body, or one record of a batch body. Each request is
   counted once, when it ends, however it ends: answered, failed, rejected by the server or the
@@ -220,8 +225,10 @@ vLLM's configuration, the other labels are left out. Neither has `model_name`, e
 with several models.
 
 Where clients need an [API key](operating.md#api-keys), `lmi_key_requests_total`,
-`lmi_key_prompt_tokens_total` and `lmi_key_generated_tokens_total` count requests and their tokens
-by `key_label`, from the first request on. A request that generates nothing is left out.
+`lmi_key_prompt_tokens_total` and others count requests and what they have used by `key_label`, from
+the first request on, and with `option.tenant_attribute`, `lmi_tenant_requests_total` and others by
+`tenant` ([receipts.md](receipts.md#tenants) lists them). A request that generates nothing is left
+out.
 
 The engine counts `vllm:prefix_cache_*`, `vllm:spec_decode_*` and `vllm:num_preemptions_total`.
 `openvino`, `transformers` and `vllm` count all of them; `vllm` counts the last two when a sequence

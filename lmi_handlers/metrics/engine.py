@@ -22,6 +22,7 @@ class EngineMetrics:
         self._cells = Cells(directory, CATALOGUE)
         self._info = EngineInfoFile(directory, replica)
         self._counted = EngineCounters()
+        self._busy_time = 0.0
         self._replica = replica
         self._replicas = replicas
 
@@ -43,6 +44,11 @@ class EngineMetrics:
         for field, metric in catalogue.ENGINE_COUNTERS.items():
             self._cells.add(metric, getattr(counters, field) - getattr(self._counted, field))
         self._counted = counters
+
+    def set_busy_time(self, seconds: float) -> None:
+        """Add the time that the engine's steps have taken since the last call. `seconds` is the time since it was loaded."""
+        self._cells.add(catalogue.BUSY_SECONDS, seconds - self._busy_time)
+        self._busy_time = seconds
 
     def set_download(self, done: int, total: int) -> None:
         """Set how many bytes of the model have been downloaded, and how many it has."""

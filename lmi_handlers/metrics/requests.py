@@ -43,6 +43,7 @@ _FINISHED = {
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
 }
+_USERS = (keys.KEYS, keys.TENANTS)
 _UNFINISHED = {"dropped": "abort", "timeout": "abort", "not_ready": "abort", "generation": "error"}
 """By cause of failure, how the request's unfinished sequences are counted. Other causes have none."""
 
@@ -54,7 +55,7 @@ def page_of(models: Iterable[RequestMetrics]) -> str:
     return (
         own
         + engine_info.exposition([model.engines() for model in known])
-        + keys.exposition([model.used_by_key() for model in known])
+        + "".join(keys.exposition(series, [model.used_by(series) for model in known]) for series in _USERS)
     )
 
 
@@ -69,22 +70,22 @@ class RequestMetrics:
         self._name = {"model_name": model_name}
         self._model_labels = {**self._name, "engine": "0"}
         self._cells = Cells(directory, CATALOGUE)
-        self._keys = keys.KeyMetrics(keys.key_metrics_dir(directory))
+        self._users = {series: keys.LabelMetrics(series, keys.series_dir(directory, series)) for series in _USERS}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Stop counting."""
         self._cells.close()
-        self._keys.close()
+        for labels in self._users.values():
+            labels.close()
 
     def page(self) -> str:
         """Return the text for `GET /metrics`."""
         _, engines = self.engines()
-        _, used = self.used_by_key()
         return (
             exposition(CATALOGUE.metrics, [self.values()])
             + engine_info.exposition([({}, engines)])
-            + keys.exposition([({}, used)])
+            + "".join(keys.exposition(series, [({}, self.used_by(series)[1])]) for series in _USERS)
         )
 
     def values(self) -> Values:
@@ -95,9 +96,9 @@ class RequestMetrics:
         """Return the labels that name the model, and what its engines say of themselves."""
         return self._name, engine_info.read_engines(self._directory)
 
-    def used_by_key(self) -> tuple[Mapping[str, str], keys.UsageByKey | None]:
-        """Return the labels that name the model, and what clients with an API key have used of it."""
-        return self._name, self._keys.values()
+    def used_by(self, series: keys.UsageSeries) -> tuple[Mapping[str, str], keys.UsageByLabel | None]:
+        """Return the labels that name the model, and what clients with an API key, or tenants, have used of it."""
+        return self._name, self._users[series].values()
 
     def generated(self, tokens: int, gap: float | None) -> None:
         """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""
@@ -117,12 +118,15 @@ class RequestMetrics:
         duration = time.monotonic() - usage.started
         with self._lock:
             self._cells.add(catalogue.REQUESTS)
-            if usage.key_label:
-                with contextlib.suppress(OSError):  # no room on the disk for a new label
-                    self._keys.ended(usage)
+            for series, label in ((keys.KEYS, usage.key_label), (keys.TENANTS, usage.tenant)):
+                if label:
+                    with contextlib.suppress(OSError):  # no room on the disk for a new label
+                        self._users[series].ended(usage, label)
             for reason in usage.finish_reasons:
                 self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
             self._measure_start(usage)
+            self._cells.add(catalogue.ENGINE_SECONDS, usage.engine_time or 0.0)
+            self._cells.add(catalogue.KV_BLOCK_SECONDS, usage.kv_block_time or usage.kv_block_estimate or 0.0)
             if error is None:
                 self._cells.add(catalogue.SUCCESSES)
                 self._measure_answer(usage, duration)

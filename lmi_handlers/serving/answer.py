@@ -136,6 +136,7 @@ class Answer:
             finally:
                 self._close_formatter()
                 self._note_last_token()
+                self._note_meter()
         if last:
             yield last
 
@@ -183,6 +184,10 @@ class Answer:
         """Embeddings and scores have no tokens: they have arrived at once."""
         usage, times = self.usage, [known for known in self._token_times if known is not None]
         usage.last_token_time = max(times) - usage.started if times else usage.first_token_time
+
+    def _note_meter(self) -> None:
+        if (meter := self._generation.meter) is not None:
+            self.usage.engine_time, self.usage.kv_block_time = meter.engine_time, meter.kv_block_time
 
     def _told(self, error: Exception) -> LMIError:
         if isinstance(error, InvalidRequest):

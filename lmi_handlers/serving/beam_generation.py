@@ -23,6 +23,7 @@ from lmi_handlers.core.errors import (
     RequestFailed,
     TextDeadline,
 )
+from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -73,6 +74,7 @@ class BeamGeneration:
         ]
         self._first: list[TokenOutput] = []  # one per prompt, with the prompt's logprobs
         self._queue_time = 0.0
+        self._meter: Meter | None = None
         self._step = self._submit(self._step_params)
 
     def __enter__(self) -> BeamGeneration:
@@ -99,6 +101,11 @@ class BeamGeneration:
         yield list(self._answer())
 
     @property
+    def meter(self) -> Meter | None:
+        """The usage of the engine by all steps, None before the first output."""
+        return self._meter
+
+    @property
     def failure(self) -> LMIError | None:
         """The error that ended the current step from outside, if any."""
         return self._step.failure
@@ -123,7 +130,11 @@ class BeamGeneration:
     def _outputs(self) -> list[SequenceOutput]:
         """The next token of each beam in the current step, in beam order."""
         with self._step as step:
-            items = [item for batch in step for item in batch if item.output.token_ids]
+            try:
+                items = [item for batch in step for item in batch if item.output.token_ids]
+            finally:
+                if (used := step.meter) is not None:
+                    self._meter = used if self._meter is None else self._meter.plus(used)
         if step.truncated is not None:
             raise TextDeadline(step.truncated)
         if len(items) != sum(len(search.running) for search in self._searches):

@@ -69,6 +69,6 @@ class CustomModel(Served):
     def invoke(self, invoke: Invoke, usage: Usage, connected: Callable[[], bool]) -> Invocation:
         """Start a request and wait until its answer begins. Raises the error with which it ends before that."""
         self._client.status.wait_ready(PATIENCE)
-        invocation = self._client.invoke(invoke, self.deadline(usage.started, connected))
+        invocation = self._client.invoke(invoke, self.deadline(usage.started, connected), usage)
         usage.first_token_time = time.monotonic() - usage.started
         return invocation

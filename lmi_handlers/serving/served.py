@@ -37,6 +37,8 @@ class Served(ABC):
         self.metrics = RequestMetrics(metrics_dir(runtime_dir), self.name)
         self.predict_timeout = properties.predict_timeout
         self.custom_attributes = list_keys(properties.custom_attributes)
+        self.tenant_attribute = properties.tenant_attribute.strip(" ,")
+        self.receipts = properties.receipts
         self.server_timing = properties.server_timing
         self.run_beside: RunBeside = at_once
         self.recent: RecentRequests | None = None

@@ -189,6 +189,7 @@ class ServedModel(Served):
             longest = max(prompt.num_tokens for prompt in rendered)
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
+        usage.block_size = loaded.capabilities.block_size
         return Answer(generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive)
 
     def explain(

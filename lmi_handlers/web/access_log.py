@@ -10,6 +10,7 @@ from typing import Any
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.web.receipt import milliseconds, receipt
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,15 @@ def log_request(
         "request_id": request_id,
         "path": path,
         "status": status,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "generated_tokens": usage.generated_tokens,
+        **receipt(usage),
         "finish_reasons": usage.finish_reasons,
-        "queue_ms": _milliseconds(usage.queue_time),
-        "first_token_ms": _milliseconds(usage.first_token_time),
-        "total_ms": _milliseconds(time.monotonic() - usage.started),
+        "first_token_ms": milliseconds(usage.first_token_time),
+        "total_ms": milliseconds(time.monotonic() - usage.started),
     }
     if usage.key_label:
         fields["key_label"] = usage.key_label
+    if usage.tenant:
+        fields["tenant"] = usage.tenant
     if attributes:
         fields["custom_attributes"] = {
             key: REDACTED if is_secret(key, value) else value for key, value in attributes.items()
@@ -61,7 +61,3 @@ def _message(error: LMIError) -> str:
     if isinstance(error, InvalidRequest) and error.field is not None and is_hidden(error.field):
         return f"{error.field}: {REDACTED}"
     return str(error)
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)

@@ -63,7 +63,8 @@ class BatchBodies:
 
     @staticmethod
     def _usage(exchange: Exchange) -> Usage:
-        return Usage(started=time.monotonic(), key_label=exchange.usage.key_label)
+        usage = exchange.usage
+        return Usage(started=time.monotonic(), key_label=usage.key_label, tenant=usage.tenant)
 
     def _begin(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> _Record:
         answer: Answer | LMIError

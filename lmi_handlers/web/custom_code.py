@@ -50,6 +50,7 @@ class CustomCodeView:
             name = model or request.args.get("model_name")
             if name is not None and name != self._model.name:
                 raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
+            exchange.note_tenant()
             data = exchange.any_body(self._max_request_size)
             query = request.args.items(multi=True)
             invoke = invoke_of(exchange.request_id, headers_for_code(request), query, data)

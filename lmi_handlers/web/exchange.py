@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -21,6 +22,7 @@ from lmi_handlers.core.custom_attributes import parse_attributes, render_attribu
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
     EngineNotReady,
+    InvalidRequest,
     LMIError,
     PayloadTooLarge,
     QueueFull,
@@ -38,6 +40,7 @@ from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
+from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
@@ -76,6 +79,7 @@ class Exchange:
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
+        self._own_attributes: dict[str, str] = {}
         self._path = request.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
@@ -90,8 +94,9 @@ class Exchange:
         bodies are arriving.
         """
         attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
+        self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
-        self._add_attributes(self._attributes)
+        self._add_attributes({})
         check_headers(request.headers.get, attributes)
         return self.any_body(max_request_size)
 
@@ -109,10 +114,24 @@ class Exchange:
         self.usage.started = time.monotonic()  # predict_timeout does not include the upload
         return data
 
-    def _add_attributes(self, attributes: dict[str, str]) -> None:
-        """Add custom attributes to the answer, the only headers for clients that SageMaker passes on."""
-        if attributes:
-            self.headers[CUSTOM_ATTRIBUTES] = render_attributes(attributes)
+    def note_tenant(self, attributes: Mapping[str, str] | None = None) -> None:
+        """Note the tenant that the request names in its custom attributes, which None says to read, or in a header."""
+        if not self._model.tenant_attribute:
+            return
+        if attributes is None:
+            with contextlib.suppress(InvalidRequest):  # the model's own code reads them as it likes
+                attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
+        self.usage.tenant = tenant_of(self._model.tenant_attribute, attributes or {}, request.headers.get)
+
+    def _add_receipt(self, *, complete: bool) -> None:
+        """Tell the client what its request has cost, if that is wanted."""
+        self._add_attributes(receipt_attributes(self.usage, complete=complete) if self._model.receipts else {})
+
+    def _add_attributes(self, attributes: Mapping[str, str]) -> None:
+        """Add custom attributes of ours to the answer, the only headers for clients that SageMaker passes on."""
+        self._own_attributes.update(attributes)
+        if shown := {**self._own_attributes, **self._attributes}:
+            self.headers[CUSTOM_ATTRIBUTES] = render_attributes(shown)
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""
@@ -143,13 +162,15 @@ class Exchange:
                 self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
                 if self.usage.truncated is not None:
                     self.headers["x-lmi-truncated"] = self.usage.truncated
-                    self._add_attributes({"x-lmi-truncated": self.usage.truncated, **self._attributes})
+                    self._add_attributes({"x-lmi-truncated": self.usage.truncated})
+                self._add_receipt(complete=True)
                 return self.document(body, answer.content_type)
             first = next(filter(None, chunks), b"")
         except BaseException:
             answer.close()
             raise
         self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
+        self._add_receipt(complete=False)
         stream = StreamBody(self, first, chunks, answer, by_record=payload.stream, telling=answer)
         return self._stream(stream, answer.content_type)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -303,3 +304,65 @@ def test_request_may_turn_drafts_on_and_off(option: int, asked: int | None, draf
     params = {"max_tokens": 80, "temperature": 0.0, "ignore_eos": True, "prompt_lookup_num_tokens": asked}
     run(backend, [request("r", list(range(3, 13)), **params)])
     assert bool(backend.counters.spec_decode_num_draft_tokens) is drafts
+
+
+class Clock:
+    """A clock that only steps advance: by a second per forward pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SecondPerStep(StoredTokensRunner):
+    """Each forward pass takes a second of `clock`."""
+
+    clock: Clock
+
+    def forward(self, chunks: list[SequenceChunk]) -> Any:
+        self.clock.now += 1
+        return super().forward(chunks)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_a_step_is_divided_by_tokens_and_blocks_count_while_they_are_held(clock: Clock) -> None:
+    runner = SecondPerStep(100)
+    runner.clock = clock
+    backend = make_backend(runner, enable_prefix_caching=False)
+    size = runner.block_size
+    first = request("first", [3] * (size - 1), max_tokens=3, ignore_eos=True)
+    second = request("second", [4] * (size - 1), max_tokens=1, ignore_eos=True)
+    backend.add_request(first)
+    backend.step()
+    assert (first.meter.engine_time, first.meter.kv_block_time) == (1.0, 1.0)
+    backend.add_request(second)
+    backend.step()  # one token of the first, and the second's prompt
+    assert first.meter.engine_time == pytest.approx(1 + 1 / size)
+    assert second.meter.engine_time == pytest.approx(1 - 1 / size)
+    assert (first.meter.kv_block_time, second.meter.kv_block_time) == (2.0, 1.0)
+    clock.now += 5  # between two steps, the first holds its block, and the second holds none
+    backend.step()  # the first needs a second block
+    assert first.meter.engine_time == pytest.approx(2 + 1 / size)
+    assert (first.meter.kv_block_time, second.meter.kv_block_time) == (9.0, 1.0)
+
+
+@given(st.lists(st.tuples(prompts, st.integers(1, 25)), min_size=1, max_size=8), st.integers(14, 40))
+@settings(max_examples=30, deadline=None)
+def test_all_steps_are_divided_among_the_requests(wanted: list[tuple[list[int], int]], num_blocks: int) -> None:
+    clock, runner = Clock(), SecondPerStep(num_blocks)
+    runner.clock = clock
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", clock)
+        requests = [request(f"r{n}", prompt, max_tokens=most) for n, (prompt, most) in enumerate(wanted)]
+        run(make_backend(runner, prompt_lookup_num_tokens=4, enable_prefix_caching=False), requests)
+    assert sum(item.meter.engine_time for item in requests) == pytest.approx(clock.now - 100)
+    held = sum(item.meter.kv_block_time or 0.0 for item in requests)
+    assert 0 < held <= num_blocks * (clock.now - 100)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -55,6 +57,7 @@ class Tracked:
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
         self.finished: dict[int, FinishReason] = {}
         self.aborted: set[int] = set()
+        self.engine_time = 0.0
         self.gone = False
         self.gone_handled = False
         self.failure: str | None = None
@@ -71,6 +74,8 @@ class Tracked:
         assert index not in self.aborted, "delivered after the sequence was aborted"
         assert index not in self.finished, "delivered after the sequence had finished"
         assert item.queue_time >= 0
+        assert item.engine_time > self.engine_time - 1e-9
+        self.engine_time = item.engine_time
         self.tokens[index] += output.token_ids
         assert self.tokens[index] == self.expected[index][0][: len(self.tokens[index])]
         if output.finish_reason is not None:
@@ -242,7 +247,13 @@ class Workers(RuleBasedStateMachine):
         assert not self.backend.running, "a sequence is running without a request"
         for request in self.requests.values():
             request.check_end()
+        self.all_time_is_shared()
         self.nothing_is_left()
+
+    def all_time_is_shared(self) -> None:
+        """Whatever has ended the requests, they have used as much time as the engine's steps have taken."""
+        used = math.fsum(meter.engine_time for meter in self.backend.meters.values())
+        assert used == pytest.approx(self.loop.busy_time, abs=1e-9)
 
     def nothing_is_left(self) -> None:
         """A further request finds the engine empty."""

@@ -82,14 +82,16 @@ def test_joining_outputs_loses_nothing(messages: list[EngineMessage]) -> None:
             assert len({(item.number, item.index) for item in message.outputs}) == len(message.outputs)
 
 
-def test_joined_outputs_keep_the_numbers_of_prompt_tokens() -> None:
+def test_joined_outputs_keep_the_numbers_of_prompt_tokens_and_the_last_costs() -> None:
     outputs = [
         TokenOutput(request_id="r", token_ids=[5], num_prompt_tokens=39, num_cached_tokens=16),
         TokenOutput(request_id="r", token_ids=[6], num_prompt_tokens=39),
     ]
-    (joined,) = join_outputs([Outputs([SequenceOutput(1, 0, output, 0.0)]) for output in outputs]).outputs
+    steps = [Outputs([SequenceOutput(1, 0, output, 0.5, n + 1.0, n + 3.0)]) for n, output in enumerate(outputs)]
+    (joined,) = join_outputs(steps).outputs
     seen = (joined.output.token_ids, joined.output.num_prompt_tokens, joined.output.num_cached_tokens)
     assert seen == ([5, 6], 39, 16)
+    assert (joined.queue_time, joined.engine_time, joined.kv_block_time) == (0.5, 2.0, 4.0)
 
 
 def test_joined_outputs_keep_why_the_last_of_them_failed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.base import ModelFiles
 from backends.echo.backend import EchoBackend
+from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.engine.messages import EngineMessage
@@ -25,9 +26,12 @@ class RecordingEcho(EchoBackend):
         self.max_running = 0
         self.oldest_at_join = 0
         """Maximum age in steps of a running sequence when another one joined it."""
+        self.meters: dict[int, Meter] = {}
+        """Those of all requests, by `id`."""
 
     def add_request(self, request: TokenRequest) -> None:
         self.joined.append(request.request_id)
+        self.meters[id(request.meter)] = request.meter
         super().add_request(request)
         self.oldest_at_join = max([self.oldest_at_join, *self.running.values()])
         self.running[request.request_id] = 0

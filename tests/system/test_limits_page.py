@@ -23,7 +23,7 @@ from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
-from lmi_handlers.web import api_keys, forms
+from lmi_handlers.web import api_keys, forms, receipt
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.workers import channel, sender
 
@@ -71,7 +71,8 @@ FIXED: dict[str, float] = {
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
     "API keys in a file": api_keys.MAX_KEYS,
-    "labels of API keys with series of their own in `/metrics`": keys.MAX_LABELS,
+    "characters of a tenant's name": receipt.MAX_TENANT,
+    "labels of API keys, and tenants, with series of their own in `/metrics`": keys.MAX_LABELS,
     "characters of an adapter's options for a model's own code": adapters.MAX_OPTIONS_SIZE,
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,

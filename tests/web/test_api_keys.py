@@ -84,14 +84,14 @@ def test_the_key_of_the_environment_is_one_of_many(path: Path) -> None:
 
 
 def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
-    one, other = keys.KeyMetrics(tmp_path / "keys"), keys.KeyMetrics(tmp_path / "keys")
+    one, other = keys.LabelMetrics(keys.KEYS, tmp_path / "keys"), keys.LabelMetrics(keys.KEYS, tmp_path / "keys")
     assert one.values() is None
-    assert keys.exposition([({}, one.values())]) == ""
-    one.ended(Usage(started=0.0, key_label="other"))
+    assert keys.exposition(keys.KEYS, [({}, one.values())]) == ""
+    one.ended(Usage(started=0.0), "other")
     for metrics in (one, other):  # of two processes
         for number in range(keys.MAX_LABELS + 2):
-            metrics.ended(Usage(started=0.0, key_label=f"team-{number}", prompt_tokens=3, generated_tokens=2))
-    page = keys.exposition([({"model_name": "m"}, one.values())])
+            metrics.ended(Usage(started=0.0, prompt_tokens=3, generated_tokens=2), f"team-{number}")
+    page = keys.exposition(keys.KEYS, [({"model_name": "m"}, one.values())])
     assert 'lmi_key_requests_total{model_name="m",key_label="team-0"} 2\n' in page
     assert 'lmi_key_prompt_tokens_total{model_name="m",key_label="team-255"} 6\n' in page
     assert 'lmi_key_generated_tokens_total{model_name="m",key_label="other"} 8\n' in page
@@ -147,7 +147,7 @@ def test_keys_change_while_the_server_runs(start_server: StartServer, path: Path
 
 def test_a_request_ends_although_its_label_has_no_room(tmp_path: Path) -> None:
     metrics = RequestMetrics(tmp_path / "metrics", "m")
-    keys.key_metrics_dir(tmp_path / "metrics").write_text("")  # in the place of the directory
+    keys.series_dir(tmp_path / "metrics", keys.KEYS).write_text("")  # in the place of the directory
     metrics.ended(Usage(started=0.0, key_label="team-a"), None)
     assert "\ntgi_request_count 1\n" in metrics.page()
     metrics.close()

@@ -124,7 +124,9 @@ def test_attributes_that_are_no_header_are_refused(value: bytes, server: Server)
 
 
 def test_keys_of_the_option_are_checked(model_dir: Path) -> None:
-    (model_dir / "serving.properties").write_text("option.rolling_batch=echo\noption.custom_attributes=a,b c\n")
+    keys = "option.custom_attributes=a,b c\noption.tenant_attribute=d,e\n"
+    (model_dir / "serving.properties").write_text(f"option.rolling_batch=echo\n{keys}")
     result = lmi_check(model_dir)
     assert result.returncode == 1
     assert says(result.stdout + result.stderr, "option.custom_attributes: b c")
+    assert says(result.stdout + result.stderr, "option.tenant_attribute: d,e")

@@ -1,0 +1,49 @@
+"""The receipt of a request: its tokens, and the time that it has taken of the engine. For the log and for its client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from lmi_handlers.core.redaction import REDACTED, is_secret
+from lmi_handlers.core.usage import Usage
+
+MAX_TENANT = 64
+"""Characters of a tenant's name that are kept."""
+
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+def receipt(usage: Usage) -> dict[str, int | float | None]:
+    """Return the items of a receipt. Those that are not known are None, or missing if only some engines know them."""
+    items: dict[str, int | float | None] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "queue_ms": milliseconds(usage.queue_time),
+        "engine_ms": milliseconds(usage.engine_time),
+    }
+    if usage.kv_block_time is not None:
+        items["kv_block_seconds"] = round(usage.kv_block_time, 3)
+    elif (estimate := usage.kv_block_estimate) is not None:
+        items["kv_block_seconds_estimate"] = round(estimate, 3)
+    return items
+
+
+def receipt_attributes(usage: Usage, *, complete: bool) -> dict[str, str]:
+    """Return the receipt as custom attributes. Unless the answer is `complete`, only what does not change any more."""
+    items = receipt(usage)
+    if not complete:
+        items = {name: items[name] for name in ("prompt_tokens", "cached_tokens", "queue_ms")}
+    return {f"x-lmi-{name.replace('_', '-')}": str(value) for name, value in items.items() if value is not None}
+
+
+def tenant_of(name: str, attributes: Mapping[str, str], header: Callable[[str], str | None]) -> str:
+    """Return the value of the custom attribute `name`, or else of this header, as it may be logged. "" for none."""
+    value = attributes.get(name) or header(name) or ""
+    return REDACTED if value and is_secret(name, value) else _UNPRINTABLE.sub("?", value.strip())[:MAX_TENANT]
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """Return the milliseconds, rounded for people."""
+    return None if seconds is None else round(seconds * 1000, 1)
