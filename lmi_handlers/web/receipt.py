@@ -11,6 +11,9 @@ from lmi_handlers.core.usage import Usage
 MAX_TENANT = 64
 """Characters of a tenant's name that are kept."""
 
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie")
+"""Headers that are secret although their names do not look like it."""
+
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -41,7 +44,8 @@ def receipt_attributes(usage: Usage, *, complete: bool) -> dict[str, str]:
 def tenant_of(name: str, attributes: Mapping[str, str], header: Callable[[str], str | None]) -> str:
     """Return the value of the custom attribute `name`, or else of this header, as it may be logged. "" for none."""
     value = attributes.get(name) or header(name) or ""
-    return REDACTED if value and is_secret(name, value) else _UNPRINTABLE.sub("?", value.strip())[:MAX_TENANT]
+    secret = name.lower() in _SECRET_HEADERS or is_secret(name, value)
+    return REDACTED if value and secret else _UNPRINTABLE.sub("?", value.strip())[:MAX_TENANT]
 
 
 def milliseconds(seconds: float | None) -> float | None:
