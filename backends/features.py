@@ -10,7 +10,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 OF_THE_TEXT_LAYER = ("n", "stop", "include_stop_str_in_output", "skip_special_tokens")
 """Fields of `SamplingParams` that the server handles itself, for every backend."""
 
-OF_REQUESTS = ("adapters", "priority", "cache_salt")
+OF_REQUESTS = ("adapters", "priority", "cache_salt", "continuation")
 """Features of a request outside `SamplingParams`."""
 
 

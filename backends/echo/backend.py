@@ -73,6 +73,21 @@ class _Sequence:
         self.repeated = 0
         self.produced = 0
         self.started = time.monotonic()
+        for token_id in request.generated:
+            self.record(token_id)
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next, or None."""
+        return None if self.thinking is None else self.thinking.forced
+
+    def record(self, token_id: int) -> None:
+        """Take account of the next token."""
+        if self.forced is None:
+            self.repeated += 1
+        self.produced += 1
+        if self.thinking is not None:
+            self.thinking.record(token_id)
 
 
 class EchoBackend(Backend):
@@ -100,6 +115,7 @@ class EchoBackend(Backend):
             unsupported=tuple(DECLARATION.unsupported),
             device="cpu",
             takes_cache_salt=True,
+            continues=True,
             pooling_tasks=pooling_tasks,
             embedding_size=EMBEDDING_SIZE if "embed" in pooling_tasks else None,
             labels=("LABEL_0",) if "classify" in pooling_tasks else (),
@@ -183,7 +199,7 @@ class EchoBackend(Backend):
 
     def _await_turn(self, sequence: _Sequence) -> None:
         if self._tokens_per_second < math.inf:
-            due = sequence.started + sequence.produced / self._tokens_per_second
+            due = sequence.started + (sequence.produced - len(sequence.request.generated)) / self._tokens_per_second
             heapq.heappush(self._waiting, (due, sequence.request.request_id))
 
     def _due(self) -> list[_Sequence]:
@@ -230,7 +246,7 @@ class EchoBackend(Backend):
                 finish_reason=FinishReason.EOS_TOKEN,
                 embedding=pooled(request.prompt, request.pooling_params),
             )
-        forced = None if sequence.thinking is None else sequence.thinking.forced
+        forced = sequence.forced
         ends = (
             forced is None
             and sequence.repeated == len(prompt)
@@ -244,10 +260,7 @@ class EchoBackend(Backend):
             token_id = self._eos_token_id
         else:
             token_id = prompt[sequence.repeated % len(prompt)]
-            sequence.repeated += 1
-        sequence.produced += 1
-        if sequence.thinking is not None:
-            sequence.thinking.record(token_id)
+        sequence.record(token_id)
         finish_reason = None
         if ends:
             finish_reason = FinishReason.EOS_TOKEN
@@ -275,7 +288,7 @@ class EchoBackend(Backend):
         self, sequence: _Sequence
     ) -> tuple[list[float | None] | None, list[list[tuple[int, float]] | None] | None]:
         count = sequence.request.sampling_params.prompt_logprobs
-        if sequence.produced != 1 or count is None:
+        if sequence.produced != len(sequence.request.generated) + 1 or count is None:
             return None, None
         _, *following = sequence.request.prompt.token_ids
         top = [None, *(self._top(token_id, count) for token_id in following)] if count else None

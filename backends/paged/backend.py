@@ -31,7 +31,7 @@ from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_
 from backends.sampling.thinking import ThinkingCap
 from backends.waiting_sequences import Prepared, WaitingSequences, refusal
 from lmi_handlers.config.sizes import parse_bytes
-from lmi_handlers.core.capabilities import Capabilities, check_prompt
+from lmi_handlers.core.capabilities import Capabilities, check_continued_length, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
@@ -134,6 +134,7 @@ class PagedBackend(Backend):
         self._capabilities = msgspec.structs.replace(
             capabilities,
             max_model_len=min(capabilities.max_model_len, runner.num_blocks * runner.block_size),
+            continues=True,
             block_size=runner.block_size,
             num_blocks=runner.num_blocks,
             max_loras=None if adapters is None else adapters.max_loras,
@@ -402,7 +403,7 @@ class PagedBackend(Backend):
     def _restore(self, item: _Prepared) -> Restoring | None:
         """Start to read a prompt's beginning from the file, as far as it may be shared."""
         request = item.request
-        token_ids = list(request.prompt.token_ids if item.images is None else item.images.token_ids)
+        token_ids = [*(request.prompt.token_ids if item.images is None else item.images.token_ids), *request.generated]
         if self._prefixes is None or request.sampling_params.prompt_logprobs is not None:
             return None
         return self._prefixes.restore(self._scheduler.digests(token_ids[:-1], self._cache_key(request), []))
@@ -415,22 +416,24 @@ class PagedBackend(Backend):
         return [self._restoring.pop(name)[0] for name in done]
 
     def _start(self, item: _Prepared, adapter: Any | None = None) -> None:
-        """Raises `InvalidRequest` if the prompt with its images is too long."""
+        """Raises `InvalidRequest` if the prompt with its images is too long, or its grammar forbids what was generated."""
         request, images = item.request, item.images
         params = request.sampling_params
         token_ids = list(request.prompt.token_ids if images is None else images.token_ids)
         if images is not None:
             check_prompt(token_ids, self._capabilities)
+            check_continued_length(len(token_ids), request.generated, self._capabilities)
         max_len = self._capabilities.max_model_len
         sequence = Sequence(
             request.request_id,
-            token_ids,
+            [*token_ids, *request.generated],
             max_len if params.max_tokens is None else min(max_len, len(token_ids) + params.max_tokens),
             first_logit=-1 if params.prompt_logprobs is None else 0,
             cache_key=self._cache_key(request) if self._runner.shares_blocks else b"",
             model_kwargs={} if images is None else images.model_kwargs,
             adapter=adapter,
             meter=request.meter,
+            prompt_len=len(token_ids),
         )
         budget = params.thinking_token_budget
         state = SamplerState(
@@ -444,6 +447,7 @@ class PagedBackend(Backend):
             else ThinkingCap(self._thinking, budget, token_ids),
         )
         state.grammar = item.grammar
+        state.resume(request.generated)
         num_draft = params.prompt_lookup_num_tokens
         if num_draft is None:
             num_draft = self._prompt_lookup_num_tokens

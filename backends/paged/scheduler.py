@@ -46,7 +46,8 @@ class Scheduler:
         """Called with each sequence that has been given blocks of others, its first `num_computed` tokens."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
-        """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found.
+        """Tokens that were looked up in the prefix cache when sequences first started: their prompts, and what was generated
+        before. In `num_hit_tokens` those that were found.
 
         As in vLLM, prompts whose log probabilities are wanted are not looked up.
         """
@@ -160,9 +161,9 @@ class Scheduler:
         sequence.blocks = found + self._pool.allocate(needed)
         sequence.num_computed = len(found) * self._block_size
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = sequence.num_computed
-            if self._caches_prefixes and sequence.first_logit == sequence.prompt_len - 1:
-                self.num_queried_tokens += sequence.prompt_len
+            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+            if self._caches_prefixes and sequence.first_logit == len(sequence.token_ids) - 1:
+                self.num_queried_tokens += len(sequence.token_ids)
                 self.num_hit_tokens += sequence.num_computed
             if found and self.on_shared is not None:  # one that was preempted finds its own blocks again
                 self.on_shared(sequence)

@@ -14,7 +14,8 @@ from lmi_handlers.core.meter import Meter
 class Sequence:
     """A prompt with its generated tokens, and the blocks of the KV cache that belong to it.
 
-    `token_ids` holds the prompt and the generated ids. The keys and values of the first `num_computed` of them are
+    `token_ids` holds the prompt, of `prompt_len` tokens, and the generated ids. It begins with the prompt and with what
+    was generated before, or by default with the prompt only. The keys and values of the first `num_computed` of them are
     cached. `max_len` is the maximum length of `token_ids`. `blocks` is the block table: token i is in block
     `blocks[i // block_size]`, at position `i % block_size`.
 
@@ -32,7 +33,7 @@ class Sequence:
     cache_key: bytes = b""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     adapter: Any | None = None
-    prompt_len: int = field(init=False)
+    prompt_len: int = -1
     num_computed: int = field(init=False, default=0)
     num_cached_tokens: int | None = field(init=False, default=None)
     """Tokens of the prompt that were in the cache when the sequence first started. None before that."""
@@ -48,9 +49,10 @@ class Sequence:
     """The model computed something unusable, which may be in its blocks."""
 
     def __post_init__(self) -> None:
-        self.prompt_len = len(self.token_ids)
+        if self.prompt_len < 0:
+            self.prompt_len = len(self.token_ids)
         if self.first_logit < 0:
-            self.first_logit = self.prompt_len - 1
+            self.first_logit = len(self.token_ids) - 1
 
     def append(self, token_id: int) -> None:
         """Add a generated token."""

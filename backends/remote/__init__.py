@@ -19,6 +19,7 @@ DECLARATION = BackendDeclaration(
         "watermark": "vLLM only supports a different watermark, which is chosen for the whole engine, and the others have none",
         "prompt_lookup_num_tokens": "the remote engine has its own settings for speculation",
         "thinking_token_budget": "the remote engine's marks of thoughts cannot be seen from outside",
+        "continuation": "the remote engine counts what it is sent as part of the prompt",
         "adapters": "the remote engine loads its adapters itself",
     },
     conditional={

@@ -202,6 +202,22 @@ class SamplerState:
         """Return the next random number of this sequence, at least 0 and below 1."""
         return min(self._random.random(), _BELOW_ONE)
 
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Take the state after `token_ids`, which were generated before. Raises `InvalidRequest` if the grammar forbids them.
+
+        Call it before anything is chosen, and after `grammar` is set.
+        """
+        if not token_ids:
+            return
+        grammar, self.grammar = self.grammar, None  # it takes all of them at once
+        for token_id in token_ids:
+            if not self.greedy:
+                self.draw()
+            self.record(token_id)
+        self.grammar = grammar
+        if grammar is not None:
+            grammar.resume(token_ids)
+
     def record(self, token_id: int) -> None:
         """Record a generated token. `sample` and `sample_drafts` do this for the tokens that they return."""
         self._last_token = token_id

@@ -35,7 +35,7 @@ from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.offload import configure_offloading, keeps_salts_apart
-from backends.vllm.sampling import engine_sampling_params, token_output
+from backends.vllm.sampling import NOT_CONTINUED, engine_sampling_params, left_of, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
 from backends.waiting_sequences import WaitingSequences, refusal
@@ -111,6 +111,8 @@ class VLLMBackend(Backend):
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
             takes_cache_salt=keeps_salts_apart(config),
+            continues=True,
+            not_continued=NOT_CONTINUED,
             block_size=config.cache_config.block_size,
             num_blocks=config.cache_config.num_gpu_blocks or 0,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
@@ -246,7 +248,7 @@ class VLLMBackend(Backend):
         Raises `InvalidRequest`.
         """
         try:
-            params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
+            params = engine_sampling_params(left_of(request), self._eos_token_ids, grammar)
             if self._has_buffers:
                 # `add_request` would do this too. It sets fields that are checked: the bad words' tokens and the
                 # stop ids from the model.
@@ -258,7 +260,7 @@ class VLLMBackend(Backend):
             adapter = None if name is None else self._adapters.get(name)
             engine_id = self._engine.add_request(
                 request.request_id,
-                engine_input(request.prompt, prompt),
+                engine_input(request.prompt, prompt, request.generated),
                 params,
                 lora_request=adapter,
                 priority=request.priority if self._by_priority else 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from vllm import SamplingParams as EngineSamplingParams
 from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
@@ -32,6 +33,17 @@ _SAME_NAME = (
     "logit_bias",
     "thinking_token_budget",
 )
+NOT_CONTINUED = (
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+    "structured_outputs",
+    "thinking_token_budget",
+    "prompt_logprobs",
+)
+"""Parameters with which a sequence cannot continue: what was generated before is part of the prompt to vLLM."""
+
 _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _SEED_BITS = 63
 
@@ -60,6 +72,15 @@ def engine_sampling_params(
     )
 
 
+def left_of(request: TokenRequest) -> SamplingParams:
+    """Return the parameters for what is left of a sequence that continues."""
+    params, count = request.sampling_params, len(request.generated)
+    if not count:
+        return params
+    max_tokens = None if params.max_tokens is None else params.max_tokens - count
+    return msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=max(0, params.min_tokens - count))
+
+
 def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -> StructuredOutputsParams | None:
     if wanted is None:
         return None
@@ -77,6 +98,8 @@ def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -
 def token_output(output: RequestOutput, request: TokenRequest, *, first: bool) -> TokenOutput:
     """Convert vLLM's output for one sequence, which contains only the new tokens. `first` says whether it is the first."""
     params, prompt = request.sampling_params, output.prompt_token_ids or []
+    prompt_len = len(prompt) - len(request.generated)
+    cached = output.num_cached_tokens if first else None
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
     logprobs, top_logprobs = None, None
@@ -110,8 +133,8 @@ def token_output(output: RequestOutput, request: TokenRequest, *, first: bool) -
         prompt_top_logprobs=prompt_top_logprobs,
         finish_reason=finish_reason,
         error=error,
-        num_prompt_tokens=None if request.prompt.image_prompt is None else len(prompt),
-        num_cached_tokens=output.num_cached_tokens if first else None,
+        num_prompt_tokens=None if request.prompt.image_prompt is None else prompt_len,
+        num_cached_tokens=None if cached is None else min(cached, prompt_len),
     )
 
 

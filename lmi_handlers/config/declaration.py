@@ -97,7 +97,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `handlers`         LMI's handlers that choose it
 
     Requests
-        `unsupported`      field of `SamplingParams` (or "adapters", "priority") -> why it is not supported
+        `unsupported`      field of `SamplingParams` (or "adapters", "priority", "continuation") -> why it is not supported
         `conditional`      field -> when it is rejected although it is supported
         `sampled_defaults` LMI's defaults for sampling parameters that a request with `do_sample` leaves out
         `untested`         what its tests do not cover

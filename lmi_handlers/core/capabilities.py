@@ -26,7 +26,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `max_input_len` and `max_output_len` limit prompt and answer further, if they are set.
     `max_num_seqs` is the maximum number of sequences that run at the same time.
     `max_logprobs` is the limit for `logprobs`, and for `prompt_logprobs` unless `max_prompt_logprobs` is set.
-    `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters".
+    `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters"
+    and "continuation".
     `adapters` are the names of the LoRA adapters that requests may use.
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
@@ -190,8 +191,17 @@ def check_continuation(request: GenerationRequest, capabilities: Capabilities) -
         raise InvalidRequest(f"the answer has all of its {params.max_tokens} tokens", code="continuation_finished")
 
 
+def check_not_ended(request: GenerationRequest, eos_token_ids: Container[int]) -> None:
+    """Raise `InvalidRequest` if the last of the `generated` tokens has ended the answer."""
+    generated, params = request.generated, request.sampling_params
+    if not generated or len(generated) < params.min_tokens:
+        return
+    if generated[-1] in params.stop_token_ids or (generated[-1] in eos_token_ids and not params.ignore_eos):
+        raise InvalidRequest(f"the answer has ended with token {generated[-1]}", code="continuation_finished")
+
+
 def check_continued_length(prompt_len: int, generated: Sequence[int], capabilities: Capabilities) -> None:
-    """Reject `generated` tokens after which there is no room for another one. Raises `InvalidRequest`."""
+    """Raise `InvalidRequest` if there is no room for a token after the prompt and the `generated` ones."""
     if generated and prompt_len + len(generated) >= capabilities.max_model_len:
         raise InvalidRequest(
             f"prompt and answer have {prompt_len + len(generated)} tokens together; the limit is "

@@ -18,6 +18,7 @@ from lmi_handlers.core.capabilities import (
     check_cache_salt,
     check_continuation,
     check_continued_length,
+    check_not_ended,
     check_sampling_params,
     check_task,
 )
@@ -224,6 +225,7 @@ class ServedModel(Served):
         self._status.wait_ready(PATIENCE)
         loaded = self.loaded
         _check_limits(parsed, loaded.capabilities)
+        check_not_ended(request, loaded.bundle.eos_token_ids)
         run = self.run_beside if takes_long(request) else at_once
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:

@@ -15,7 +15,7 @@ from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.thinking import ThinkingMarks
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import find_gguf
@@ -45,6 +45,24 @@ _VISITS = st.builds(
     max_tokens=st.sampled_from([1, 3, 8]),
     leaves=st.none() | st.integers(0, 12),
 )
+
+
+CONTINUED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 1.0, "seed": 8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
+    {"presence_penalty": 1.5, "frequency_penalty": 1.0},
+    {"repetition_penalty": 1.5},
+    {"bad_words": ("the", "a", "e")},
+    {"structured_outputs": StructuredOutputs(regex="[a-z]{3}, [a-z]{30}")},
+    {"thinking_token_budget": 3},
+    {"ignore_eos": False, "min_tokens": 5},
+]
+"""Parameters of sequences that are cut and continued."""
+
+
+def _words(params: dict[str, Any]) -> str:
+    return "-".join(params) or "greedy"
 
 
 class BackendContract:
@@ -156,8 +174,10 @@ class BackendContract:
         )
         assert capabilities.vocab_size > max(driver.eos_token_ids), "the end-of-sequence ids must be in the vocabulary"
         assert capabilities.max_logprobs >= 0, "Capabilities.max_logprobs is 0 if the engine returns no alternatives"
-        unknown = set(capabilities.unsupported) - {*SamplingParams.__struct_fields__, "adapters"}
-        assert not unknown, "Capabilities.unsupported may only list fields of SamplingParams and 'adapters'"
+        unknown = set(capabilities.unsupported) - {*SamplingParams.__struct_fields__, "adapters", "continuation"}
+        assert not unknown, (
+            "Capabilities.unsupported may only list fields of SamplingParams, 'adapters' and 'continuation'"
+        )
 
     def test_reports_of_an_idle_engine(self, driver: Driver) -> None:
         """An idle engine is healthy, prepares nothing, and reports its use of the KV cache as a share."""
@@ -360,6 +380,31 @@ class BackendContract:
                     [value for _, value in (best or ())[:count]], abs=1e-3
                 ), "prompt_top_logprobs differ from those of the same prompt alone"
 
+    # Continuation
+
+    @pytest.mark.parametrize("params", CONTINUED, ids=_words)
+    def test_continuation(self, driver: Driver, params: dict[str, Any]) -> None:
+        """Cut after any number of tokens and continued, a sequence has the tokens that it would have had.
+
+        A backend that does not continue sequences, or not with one of the parameters, says so in its `capabilities`.
+        """
+        capabilities = driver.backend.capabilities
+        if not capabilities.continues or set(capabilities.not_continued) & params.keys():
+            pytest.skip("the backend does not continue such sequences")
+        params = {"max_tokens": 8, "logprobs": 0} | params
+        if params.get("min_tokens"):
+            params["logit_bias"] = {driver.eos_token_ids[0]: 100.0}
+        prompt = [*PROMPTS[1], *THINKING.begins[0]]
+        whole = driver.generate(prompt, **params)
+        expected, logprobs = tokens(whole), _logprobs(whole)
+        cuts = range(1, len(expected))
+        ids = [driver.add(prompt, generated=expected[:cut], **params) for cut in cuts]
+        for cut, outputs in zip(cuts, driver.finish(*ids), strict=True):
+            cause = f"a sequence that was cut after {cut} tokens must go on as if it had not been"
+            assert tokens(outputs) == expected[cut:], cause
+            assert outputs[-1].finish_reason is whole[-1].finish_reason, cause
+            assert _logprobs(outputs) == pytest.approx(logprobs[cut:], abs=1e-3), cause
+
     # Life of a sequence
 
     def test_step_with_nothing_to_do(self, driver: Driver) -> None:
@@ -437,6 +482,10 @@ class BackendContract:
             if number not in aborted:
                 assert len(tokens(outputs)) == visit.max_tokens
                 assert_ended(outputs, FinishReason.LENGTH)
+
+
+def _logprobs(outputs: list[TokenOutput]) -> list[float]:
+    return [logprob for output in outputs for logprob in output.logprobs or ()]
 
 
 def assert_ended(outputs: list[TokenOutput], reason: FinishReason) -> None:

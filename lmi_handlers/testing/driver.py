@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ class Driver:
         self.running: set[str] = set()
         self._patience = patience
         self._forgotten: set[str] = set()
-        self._prompt_lengths: dict[str, int] = {}
+        self._most_cached: dict[str, int] = {}
         self._numbers = itertools.count()
         self._greedy: dict[int, list[int]] = {}
 
@@ -47,10 +48,10 @@ class Driver:
         self.running.clear()
         self.outputs.clear()
 
-    def add(self, prompt: list[int], **params: Any) -> str:
+    def add(self, prompt: list[int], *, generated: Sequence[int] = (), **params: Any) -> str:
         """Start a sequence and return its id. It is greedy and ignores the end of sequence, unless `params` differ.
 
-        Skips the check if the backend does not support one of `params`.
+        It goes on after the tokens in `generated`. Skips the check if the backend does not support one of `params`.
         """
         sampling_params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | params)
         for name in params.keys() & set(self.backend.capabilities.unsupported):
@@ -58,11 +59,16 @@ class Driver:
                 pytest.skip(f"the backend does not support {name}")
         request_id = f"r{next(self._numbers)}"
         self.backend.add_request(
-            TokenRequest(request_id=request_id, prompt=EncodedPrompt(list(prompt)), sampling_params=sampling_params)
+            TokenRequest(
+                request_id=request_id,
+                prompt=EncodedPrompt(list(prompt)),
+                sampling_params=sampling_params,
+                generated=tuple(generated),
+            )
         )
         self.running.add(request_id)
         self.outputs[request_id] = []
-        self._prompt_lengths[request_id] = len(prompt)
+        self._most_cached[request_id] = len(prompt) if generated else len(prompt) - 1
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -112,9 +118,9 @@ class Driver:
         )
         cached = output.num_cached_tokens
         assert not earlier or cached is None, "only the first output of a sequence may have num_cached_tokens"
-        assert cached is None or 0 <= cached < self._prompt_lengths[request_id], (
-            f"num_cached_tokens is {cached} of {self._prompt_lengths[request_id]} prompt tokens; the last one is always "
-            "computed"
+        assert cached is None or 0 <= cached <= self._most_cached[request_id], (
+            f"num_cached_tokens is {cached}, but must be at most {self._most_cached[request_id]}: it counts tokens of the "
+            "prompt, and the last one is always computed unless others follow it"
         )
         earlier.append(output)
         assert sum(len(each.token_ids) for each in earlier) < MAX_MODEL_LEN, (

@@ -38,6 +38,7 @@ def test_a_loaded_engine_supports_what_the_page_says(name: str, tmp_path: Path) 
         of_this_model: set[str] = {"structured_outputs"} if name in {"transformers", "openvino"} else set()
         others = set(capabilities.unsupported) - set(declared.conditional) - of_this_model
         assert others <= refused | {"adapters"}, "the page says yes, and the engine refuses it"
+        assert capabilities.continues == ("continuation" not in declared.unsupported)
         assert capabilities.takes_cache_salt == ("cache_salt" not in declared.unsupported)
     finally:
         backend.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from facts import raises
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from paged_runner import StoredTokensBackend, StoredTokensRunner
 from waiting import wait_until
@@ -96,6 +97,82 @@ def test_small_cache_shared_prefixes_and_drafts_change_no_result(
         assert [p for o in outputs for p in o.logprobs or ()] == [p for o in alone for p in o.logprobs or ()]
         assert outputs[0].prompt_logprobs == alone[0].prompt_logprobs
         assert outputs[0].prompt_top_logprobs == alone[0].prompt_top_logprobs
+
+
+@given(
+    prompts,
+    st.lists(st.tuples(prompts, sampling), max_size=4),
+    sampling,
+    st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(2, 25),
+            "min_tokens": st.integers(0, 2),
+            "presence_penalty": st.sampled_from([0.0, 1.0]),
+            "frequency_penalty": st.sampled_from([0.0, 0.5]),
+            "stop_token_ids": st.sampled_from([(), (7, 8)]),
+            "logit_bias": st.sampled_from([None, {9: 2.0}]),
+        }
+    ),
+    st.integers(0, 23),
+    st.integers(14, 40),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_sequence_that_was_cut_goes_on_as_if_it_had_not_been(
+    prompt: list[int],
+    others: list[tuple[list[int], dict[str, object]]],
+    params: dict[str, object],
+    more: dict[str, object],
+    cut: int,
+    num_blocks: int,
+    partial: bool,
+    same_engine: bool,
+    lookup: int,
+) -> None:
+    item = request("whole", prompt, **params | more)
+    first = make_backend(StoredTokensRunner(num_blocks, partial=partial), prompt_lookup_num_tokens=lookup)
+    whole = run(first, [item])["whole"]
+    expected = tokens(whole)
+    assume(len(expected) > 1)
+    cut = 1 + cut % (len(expected) - 1)
+    backend = first if same_engine else make_backend(StoredTokensRunner(num_blocks), prompt_lookup_num_tokens=lookup)
+    continued = msgspec.structs.replace(item, request_id="continued", generated=tuple(expected[:cut]))
+    beside = [request(f"r{n}", prompt, **params) for n, (prompt, params) in enumerate(others)]
+    outputs = run(backend, [*beside, continued])["continued"]
+    assert tokens(outputs) == expected[cut:]
+    assert outputs[-1].finish_reason is whole[-1].finish_reason
+    assert [p for o in outputs for p in o.logprobs or ()] == [p for o in whole for p in o.logprobs or ()][cut:]
+    assert [p for o in outputs for p in o.top_logprobs or ()] == [p for o in whole for p in o.top_logprobs or ()][cut:]
+    assert outputs[0].prompt_logprobs == whole[0].prompt_logprobs
+    assert outputs[0].prompt_top_logprobs == whole[0].prompt_top_logprobs
+
+
+@pytest.mark.parametrize(("salt", "computed"), [("a", 3), ("b", 33 + 30)])
+def test_a_continuation_computes_what_is_not_cached_under_its_salt(salt: str, computed: int) -> None:
+    runner = StoredTokensRunner(100)
+    backend = make_backend(runner)
+    asked = TokenRequest(
+        request_id="cut",
+        prompt=EncodedPrompt(list(range(3, 36)), cache_salt="a"),
+        sampling_params=SamplingParams(max_tokens=60, ignore_eos=True),
+    )
+    backend.add_request(asked)
+    generated: list[int] = []
+    while len(generated) < 30:
+        generated += tokens(backend.step())
+    backend.abort("cut")
+    runner.forwards.clear()
+    prompt = EncodedPrompt(asked.prompt.token_ids, cache_salt=salt)
+    backend.add_request(
+        msgspec.structs.replace(asked, request_id="continued", prompt=prompt, generated=tuple(generated))
+    )
+    outputs: list[TokenOutput] = []
+    while not outputs:
+        outputs = backend.step()
+    assert sum(len(chunk.token_ids) for chunks in runner.forwards for chunk in chunks) == computed
+    assert outputs[0].num_cached_tokens == (33 if salt == "a" else 0)  # of the prompt
 
 
 def test_cache_that_is_too_small_for_all_preempts() -> None:

@@ -99,6 +99,20 @@ def backend(vocabulary: Vocabulary) -> Iterator[TransformersBackend]:
     made.close()
 
 
+def test_matcher_resumes_after_any_number_of_tokens(vocabulary: Vocabulary) -> None:
+    tokenizer, grammar = vocabulary.load(), grammar_text(StructuredOutputs(json=json.dumps(PERSON)))
+    text = list(b'{"name": "Ann", "age": 30}')
+    followed = GrammarMatcher(tokenizer, grammar, VOCAB_SIZE)
+    for count in range(1, len(text)):
+        followed.advance(text[count - 1])
+        resumed = GrammarMatcher(tokenizer, grammar, VOCAB_SIZE)
+        resumed.resume(text[:count])
+        assert (resumed.allowed() == followed.allowed()).all()
+    for tokens, code in ((text, "continuation_finished"), (list(b'{"age"'), "invalid_continuation")):
+        with raises(InvalidRequest, "structured_outputs", code=code):
+            GrammarMatcher(tokenizer, grammar, VOCAB_SIZE).resume(tokens)
+
+
 def add(backend: TransformersBackend, request_id: str, prompt: str = "x", **params: Any) -> None:
     backend.add_request(
         TokenRequest(

@@ -13,6 +13,7 @@ import pytest
 from channels import accepted
 from engine_thread import Engine, assert_engine_is_free, submit, texts_of
 from facts import raises
+from prompts import encoded
 from waiting import wait_until
 
 from lmi_handlers.core.deadline import Deadline
@@ -25,6 +26,8 @@ from lmi_handlers.core.errors import (
     QueueFull,
     RequestFailed,
 )
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.messages import (
     Loading,
@@ -59,6 +62,13 @@ def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
 
 def test_client_receives_every_sequence(client: EngineClient) -> None:
     assert texts_of(submit(client, b"ab", b"cde", n=2), 4) == [b"ab", b"ab", b"cde", b"cde"]
+
+
+def test_continued_sequence_has_only_what_is_new(client: EngineClient) -> None:
+    params = SamplingParams(max_tokens=5)
+    request = GenerationRequest(request_id="r", prompts=(), sampling_params=params, generated=tuple(b"ab"))
+    generation = client.submit(encoded(b"abcdef"), request, Deadline(time.monotonic() + 60))
+    assert texts_of(generation) == [b"cde"]
 
 
 def test_client_raises_the_engines_errors(client: EngineClient) -> None:

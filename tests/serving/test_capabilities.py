@@ -13,6 +13,7 @@ from lmi_handlers.core.capabilities import (
     check_cache_salt,
     check_continuation,
     check_continued_length,
+    check_not_ended,
     check_prompt,
     check_sampling_params,
 )
@@ -144,3 +145,24 @@ def test_an_answer_with_all_its_tokens_is_not_continued() -> None:
     check_continued_length(96, (), CONTINUES)
     with raises(InvalidRequest, "96 96", code="continuation_finished"):
         check_continued_length(90, (5,) * 6, CONTINUES)
+
+
+@pytest.mark.parametrize(
+    ("generated", "params", "ended"),
+    [
+        ((5, 2), {}, True),
+        ((2, 5), {}, False),
+        ((5, 2), {"ignore_eos": True}, False),
+        ((5, 7), {"stop_token_ids": (7,), "ignore_eos": True}, True),
+        ((5, 7), {"stop_token_ids": (7,), "min_tokens": 3}, False),
+    ],
+)
+def test_an_answer_that_has_ended_is_not_continued(
+    generated: tuple[int, ...], params: dict[str, Any], ended: bool
+) -> None:
+    asked = continued(*generated, params=params)
+    if not ended:
+        check_not_ended(asked, (2,))
+        return
+    with raises(InvalidRequest, str(generated[-1]), code="continuation_finished"):
+        check_not_ended(asked, (2,))

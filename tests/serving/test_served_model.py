@@ -41,8 +41,9 @@ def start(engine: Engine, ready: Ready) -> ServedModel:
     return model
 
 
-def submit(model: ServedModel, prompt: Prompt, check: LengthCheck) -> None:
-    request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
+def submit(model: ServedModel, prompt: Prompt, check: LengthCheck, generated: tuple[int, ...] = ()) -> None:
+    params = SamplingParams(max_tokens=4)
+    request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=params, generated=generated)
     parsed = Parsed(request, JsonFormatter, str, check)
     model.start_generation(parsed, Usage(started=time.monotonic()), Deadline(time.monotonic() + 60))
 
@@ -92,3 +93,20 @@ def test_token_that_the_model_does_not_have_is_rejected(
     model = start(engine, Ready(str(tmp_path), capabilities(vocab_size=128)))
     with raises(InvalidRequest, "inputs: 0 127"):
         submit(model, Prompt(content), check_length)
+
+
+@pytest.mark.parametrize(
+    ("generated", "facts", "code"),
+    [
+        ((97, 300), "tokens", "invalid_continuation"),
+        ((97, 256), "256", "continuation_finished"),
+        ((97,) * 4, "4 tokens", "continuation_finished"),
+        ((97,) * 3, "10", "continuation_finished"),
+    ],
+)
+def test_continuation_is_checked_before_the_engine_gets_it(
+    engine: Engine, tmp_path: Path, generated: tuple[int, ...], facts: str, code: str
+) -> None:
+    model = start(engine, Ready(str(tmp_path), capabilities(vocab_size=257, max_model_len=10, continues=True)))
+    with raises(InvalidRequest, facts, code=code):
+        submit(model, Prompt("abcdefg"), check_length, generated)

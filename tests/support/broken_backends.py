@@ -76,6 +76,7 @@ class PromptIgnored(Broken):
 class SeedOfTheBatch(Broken):
     found_by = "test_seed_reproduces_a_sample_in_any_batch"
     message = "other sequences in the batch must not change a seeded sample"
+    also = frozenset({"test_continuation"})
 
     def _advance(self, sequence: _Sequence) -> TokenOutput | None:
         output = super()._advance(sequence)
@@ -333,7 +334,12 @@ class TokensOfTheNextSequence(Broken):
     found_by = "test_more_sequences_than_the_batch_holds"
     message = "a full batch must not change what is generated"
     also = frozenset(
-        {"test_seed_reproduces_a_sample_in_any_batch", "test_no_output_after_abort", "test_thinking_token_budget"}
+        {
+            "test_seed_reproduces_a_sample_in_any_batch",
+            "test_no_output_after_abort",
+            "test_thinking_token_budget",
+            "test_continuation",
+        }
     )
 
     def step(self) -> list[TokenOutput]:
@@ -345,6 +351,14 @@ class TokensOfTheNextSequence(Broken):
         ]
 
 
+class ContinuationBeginsAgain(Broken):
+    found_by = "test_continuation"
+    message = "a sequence that was cut after 1 tokens must go on as if it had not been"
+
+    def add_request(self, request: TokenRequest) -> None:
+        super().add_request(msgspec.structs.replace(request, generated=()))
+
+
 class LateSequenceLosesAToken(Broken):
     found_by = "test_joining_and_leaving_changes_no_other_sequence"
     message = "another sequence has changed this one's tokens"
@@ -352,7 +366,7 @@ class LateSequenceLosesAToken(Broken):
     def add_request(self, request: TokenRequest) -> None:
         late = any(sequence.produced for sequence in self._sequences.values())
         super().add_request(request)
-        self._sequences[request.request_id].produced = int(late)
+        self._sequences[request.request_id].produced += int(late)
 
 
 DEFECTS: list[type[Broken]] = [
