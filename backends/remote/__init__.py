@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.continuation import CONTINUED
 from backends.remote.options import DEFAULT_BATCH_SIZE, RemoteOptions
 from lmi_handlers.config.declaration import BackendDeclaration
 
@@ -19,7 +20,6 @@ DECLARATION = BackendDeclaration(
         "watermark": "vLLM only supports a different watermark, which is chosen for the whole engine, and the others have none",
         "prompt_lookup_num_tokens": "the remote engine has its own settings for speculation",
         "thinking_token_budget": "the remote engine's marks of thoughts cannot be seen from outside",
-        "continuation": "the remote engine counts what it is sent as part of the prompt",
         "adapters": "the remote engine loads its adapters itself",
     },
     conditional={
@@ -35,6 +35,7 @@ DECLARATION = BackendDeclaration(
         "allowed_token_ids": "only supported with vLLM's protocol",
         "structured_outputs": "no `regex` with llama.cpp's protocol",
         "cache_salt": "only supported with vLLM's protocol",
+        "continuation": CONTINUED,
     },
     untested=("SGLang: its protocol is written against the published request and response types, and was not run.",),
 )

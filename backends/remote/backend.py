@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backends.base import Backend, ModelFiles
+from backends.continuation import NOT_CONTINUED, within_prompt
 from backends.max_model_len import choose_max_model_len
 from backends.remote import DECLARATION
 from backends.remote.address import engine_key, engine_url, is_operators
@@ -61,6 +62,8 @@ class RemoteBackend(Backend):
             max_prompt_logprobs=protocol.max_prompt_logprobs,
             unsupported=(*DECLARATION.unsupported, *protocol.unsupported, *description.unsupported),
             takes_cache_salt=protocol.takes_cache_salt,
+            continues=True,
+            not_continued=NOT_CONTINUED,
         )
         self._sequences: dict[str, Sequence] = {}
         self._streams = Streams(loop, client, protocol, vocab_size=model.vocab_size, patience=properties.stall_timeout)
@@ -114,6 +117,7 @@ class RemoteBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence. If the remote rejects it, its only output says so."""
+        request = within_prompt(request)
         params = request.sampling_params
         room = self._capabilities.max_model_len - len(request.prompt.token_ids)
         sequence = Sequence(

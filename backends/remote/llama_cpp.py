@@ -142,7 +142,7 @@ class LlamaCppProtocol(Protocol):
                 logprobs=None if params.logprobs is None else [position.logprob for position in positions],
                 top_logprobs=[_best(position, params.logprobs) for position in positions] if params.logprobs else None,
                 finish_reason=finish_reason,
-                num_cached_tokens=max(0, min(answer.timings.cache_n, len(sequence.prompt) - 1)),
+                num_cached_tokens=sequence.cached(answer.timings.cache_n),
             )
 
         return take

@@ -53,8 +53,12 @@ class Sequence:
 
     @property
     def prompt(self) -> list[int]:
-        """The prompt's tokens."""
+        """The prompt's tokens, and those of an answer that continues."""
         return self.request.prompt.token_ids
+
+    def cached(self, count: int) -> int:
+        """Return how many tokens of the client's prompt are among the first `count` of `prompt`, without its last one."""
+        return max(0, min(count, len(self.prompt) - max(1, len(self.request.generated))))
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -147,7 +147,7 @@ class SGLangProtocol(Protocol):
                 logprobs=None if params.logprobs is None else _logprobs(_last(meta.output_token_logprobs, new)),
                 top_logprobs=_best(_last(meta.output_top_logprobs, new), params.logprobs) if params.logprobs else None,
                 finish_reason=_finish_reason(meta.finish_reason, params),
-                num_cached_tokens=None if cached is None or not new else max(0, min(cached, len(sequence.prompt) - 1)),
+                num_cached_tokens=None if cached is None or not new else sequence.cached(cached),
             )
 
         return take

@@ -56,7 +56,7 @@ DECLARATION = BackendDeclaration(
         "watermark": "TensorRT-LLM has no parameter for it",
         "prompt_lookup_num_tokens": "TensorRT-LLM has it for the whole engine only: option.speculative_config",
         "thinking_token_budget": "TensorRT-LLM has no parameter for it",
-        "continuation": "TensorRT-LLM counts what it is given as part of the prompt",
+        "continuation": "TensorRT-LLM would count the answer so far as part of the prompt",
     },
     sampled_defaults={"temperature": 0.8, "top_k": 5, "top_p": 0.85},  # documented by LMI
 )

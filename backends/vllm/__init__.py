@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from backends.continuation import CONTINUED
 from backends.vllm.arguments import QUANTIZATIONS
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, VLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
@@ -70,8 +71,7 @@ DECLARATION = BackendDeclaration(
         "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
         "cache_salt": "not supported with a connector that is not known to keep salts apart, such as `LMCacheConnectorV1`",
         "thinking_token_budget": "not supported on the first model runner for gpt-oss, whose thoughts end in several ways",
-        "continuation": "only without what depends on the tokens so far: `seed` (unless greedy), `presence_penalty`, "
-        "`frequency_penalty`, `bad_words`, `structured_outputs`, `thinking_token_budget` and `prompt_logprobs`",
+        "continuation": CONTINUED,
         "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
     },
     untested=(

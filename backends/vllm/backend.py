@@ -25,6 +25,7 @@ from vllm.inputs import EngineInput
 from vllm.v1.request import Request
 
 from backends.base import Backend, ModelFiles
+from backends.continuation import NOT_CONTINUED, within_prompt
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
@@ -35,7 +36,7 @@ from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.offload import configure_offloading, keeps_salts_apart
-from backends.vllm.sampling import NOT_CONTINUED, engine_sampling_params, left_of, token_output
+from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
 from backends.waiting_sequences import WaitingSequences, refusal
@@ -148,6 +149,7 @@ class VLLMBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence, after trying its grammar and preparing its images. Raises `InvalidRequest`."""
+        request = within_prompt(request)
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
         images = None if self._images is None else self._images.submit(request)
@@ -248,7 +250,7 @@ class VLLMBackend(Backend):
         Raises `InvalidRequest`.
         """
         try:
-            params = engine_sampling_params(left_of(request), self._eos_token_ids, grammar)
+            params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
             if self._has_buffers:
                 # `add_request` would do this too. It sets fields that are checked: the bad words' tokens and the
                 # stop ids from the model.
@@ -260,7 +262,7 @@ class VLLMBackend(Backend):
             adapter = None if name is None else self._adapters.get(name)
             engine_id = self._engine.add_request(
                 request.request_id,
-                engine_input(request.prompt, prompt, request.generated),
+                engine_input(request.prompt, prompt),
                 params,
                 lora_request=adapter,
                 priority=request.priority if self._by_priority else 0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from vllm import SamplingParams as EngineSamplingParams
 from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
@@ -33,17 +32,6 @@ _SAME_NAME = (
     "logit_bias",
     "thinking_token_budget",
 )
-NOT_CONTINUED = (
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "bad_words",
-    "structured_outputs",
-    "thinking_token_budget",
-    "prompt_logprobs",
-)
-"""Parameters with which a sequence cannot continue: what was generated before is part of the prompt to vLLM."""
-
 _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _SEED_BITS = 63
 
@@ -70,15 +58,6 @@ def engine_sampling_params(
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
     )
-
-
-def left_of(request: TokenRequest) -> SamplingParams:
-    """Return the parameters for what is left of a sequence that continues."""
-    params, count = request.sampling_params, len(request.generated)
-    if not count:
-        return params
-    max_tokens = None if params.max_tokens is None else params.max_tokens - count
-    return msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=max(0, params.min_tokens - count))
 
 
 def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -> StructuredOutputsParams | None:

@@ -187,8 +187,9 @@ def check_continuation(request: GenerationRequest, capabilities: Capabilities) -
             )
     if min(generated) < 0 or max(generated) >= capabilities.vocab_size:
         raise InvalidRequest("the answer so far has tokens that are not this model's", code="invalid_continuation")
-    if params.max_tokens is not None and len(generated) >= params.max_tokens:
-        raise InvalidRequest(f"the answer has all of its {params.max_tokens} tokens", code="continuation_finished")
+    limits = [limit for limit in (params.max_tokens, capabilities.max_output_len) if limit is not None]
+    if limits and len(generated) >= min(limits):
+        raise InvalidRequest(f"the answer has all of its {min(limits)} tokens", code="continuation_finished")
 
 
 def check_not_ended(request: GenerationRequest, eos_token_ids: Container[int]) -> None:

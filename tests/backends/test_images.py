@@ -216,6 +216,17 @@ def test_samples_of_one_prompt(loaded: Loaded) -> None:
     assert ids(both[0]) == ids(both[1]) == loaded.reference(text, images)[0]
 
 
+def test_cut_answers_about_images_continue(loaded: Loaded) -> None:
+    expected = [loaded.reference(text, images) for text, images in CASES]
+    continued = [
+        msgspec.structs.replace(request(loaded.tokenizer, *case), generated=tuple(tokens[:5]))
+        for case, (tokens, _) in zip(CASES, expected, strict=True)
+    ]
+    for outputs, (tokens, length), (_, images) in zip(run(loaded.backend, *continued), expected, CASES, strict=True):
+        assert ids(outputs) == tokens[5:]
+        assert outputs[0].num_prompt_tokens == (length if images else None)
+
+
 def test_grammar_with_an_image(loaded: Loaded) -> None:
     text, images = CASES[0]
     wanted = request(loaded.tokenizer, text, images, structured_outputs=StructuredOutputs(regex="(yes|no)"))

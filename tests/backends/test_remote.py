@@ -198,6 +198,24 @@ def test_what_the_remote_is_asked_for(remote: TokenServer, driver: Driver) -> No
     }
 
 
+def test_what_was_generated_before_is_part_of_the_prompt(remote: TokenServer, driver: Driver) -> None:
+    outputs = driver.generate([5, 6], generated=[7, 8], max_tokens=4, min_tokens=3)
+    assert tokens(outputs) == [9, 10]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    (body,) = remote.bodies
+    assert body["token_ids"] == [5, 6, 7, 8]
+    assert (body["sampling_params"]["max_tokens"], body["sampling_params"]["min_tokens"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("generated", "cached"), [((), 1), ((7, 8), 2)])
+def test_cached_tokens_are_those_of_the_prompt(generated: tuple[int, ...], cached: int) -> None:
+    params = SamplingParams(max_tokens=9)
+    request = TokenRequest(
+        request_id="a", prompt=EncodedPrompt([5, 6, *generated]), sampling_params=params, generated=generated
+    )
+    assert Sequence(request, 3, stop_token_ids=()).cached(100) == cached
+
+
 def sequence(max_tokens: int, /, **params: Any) -> Sequence:
     request = TokenRequest(request_id="a", prompt=EncodedPrompt([5]), sampling_params=SamplingParams(**params))
     return Sequence(request, max_tokens, stop_token_ids=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from capabilities import capabilities
 from facts import raises
@@ -141,6 +142,8 @@ def test_continued_tokens_are_in_the_vocabulary(generated: tuple[int, ...]) -> N
 def test_an_answer_with_all_its_tokens_is_not_continued() -> None:
     with raises(InvalidRequest, "2 tokens", code="continuation_finished"):
         check_continuation(continued(5, 5, params={"max_tokens": 2}), CONTINUES)
+    with raises(InvalidRequest, "2 tokens", code="continuation_finished"):
+        check_continuation(continued(5, 5), msgspec.structs.replace(CONTINUES, max_output_len=2))
     check_continued_length(90, (5,) * 5, CONTINUES)
     check_continued_length(96, (), CONTINUES)
     with raises(InvalidRequest, "96 96", code="continuation_finished"):
