@@ -256,6 +256,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     stream_deadline: Annotated[
         PositiveFloat | None, Option("The same for streams, which may last longer on SageMaker.", server=True)
     ] = None
+    retry_grace: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=600)],
+        Option(
+            "Seconds for which the answer to a request with an identity goes on after its client has left, and is kept after "
+            "its end: see [retries](retries.md). 0 means that no request joins another one's answer.",
+            server=True,
+        ),
+    ] = 15
     server_timing: Annotated[
         bool,
         Option(

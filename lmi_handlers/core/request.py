@@ -131,8 +131,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `truncation_side` is where the others are removed. `cache_salt` is that of each prompt.
     `generated` are the tokens that an engine has generated for this request before. The answer continues after them; then
     it has one sequence. `sampling_params` are still those of the whole answer.
-    `ignored_parameters` are named in a response header. The other fields describe the format of the
-    answer and are for formatters.
+    Equal requests with the same `identity` are one that is repeated. `has_random_seed` is set if the server has chosen the
+    seed, because the answer shows it. `ignored_parameters` are named in a response header.
+    The other fields describe the format of the answer and are for formatters.
 
     With `pooling_params`, the prompts are embedded or classified and nothing is generated, so `sampling_params` has no
     effect.
@@ -143,6 +144,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams = SamplingParams()
     pooling_params: PoolingParams | None = None
     priority: int = 0
+    identity: bytes | None = None
+    has_random_seed: bool = False
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None
     truncation_side: Literal["left", "right"] = "left"

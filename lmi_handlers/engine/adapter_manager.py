@@ -24,8 +24,8 @@ from lmi_handlers.engine.adapter_registry import (
     check_name,
     read_registry,
 )
-from lmi_handlers.engine.loop import NOBODY, EngineLoop, Inbox, LoopCall, Worker
-from lmi_handlers.engine.messages import AdapterChanged, LoadAdapter, UnloadAdapter, failed
+from lmi_handlers.engine.loop import NOBODY, EngineLoop, Inbox, LoopCall
+from lmi_handlers.engine.messages import AdapterChanged, LoadAdapter, UnloadAdapter, Worker, failed
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
     DeadlineExceeded,
@@ -36,6 +38,7 @@ from lmi_handlers.engine.messages import (
     AdapterChanged,
     EngineMessage,
     Failed,
+    Joined,
     LoadAdapter,
     Loading,
     Outputs,
@@ -45,6 +48,7 @@ from lmi_handlers.engine.messages import (
     Sync,
     Synced,
     UnloadAdapter,
+    join_key,
     worker_end,
 )
 from lmi_handlers.engine.sender import EngineSender
@@ -70,6 +74,8 @@ class InFlightRequest:
     At its deadline's cutoff, sequences that still run end with `FinishReason.LENGTH`, and `truncated` names the option. If
     nothing has been generated, or what is generated is no text, that raises `TextDeadline`.
 
+    `shared` is set if other requests may join its answer, and `joined` if it has joined another's.
+
     `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
     cleared when the iterator raises it.
 
@@ -88,6 +94,8 @@ class InFlightRequest:
         self.number = submit.number
         self.deadline = deadline
         self.truncated: str | None = None
+        self.shared = submit.join_key is not None
+        self.joined = False
         self.failure: LMIError | None = None
         self.silent_at = math.inf
         self.on_arrival: Callable[[SequenceOutput | None], None] = _ignore
@@ -158,7 +166,7 @@ class InFlightRequest:
         if not isinstance(failure, TextDeadline):  # which is rarely an error
             self.failure = failure
         if self._client.forget(self):
-            self._sender.abort(Abort(self.number))
+            self._sender.abort(Abort(self.number, final=isinstance(failure, TextDeadline)))
         self.put(failure)
 
     def watch(self, now: float) -> None:
@@ -264,6 +272,8 @@ class EngineClient:
             request.pooling_params,
             request.generated,
         )
+        if request.identity is not None:
+            submit = msgspec.structs.replace(submit, join_key=join_key(submit, request.identity))
         generation = InFlightRequest(self, sender, submit, deadline)
         self._generations[submit.number] = generation
         try:
@@ -354,6 +364,9 @@ class EngineClient:
                 if self._since_turn >= _OUTPUTS_AT_ONCE:
                     self._since_turn = 0
                     give_way()
+        elif isinstance(message, Joined):
+            if message.number in self._generations:
+                self._generations[message.number].joined = True
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:

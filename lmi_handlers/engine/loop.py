@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from backends.base import Backend
 from lmi_handlers.core.errors import (
@@ -32,18 +32,13 @@ from lmi_handlers.engine.messages import (
     SequenceOutput,
     Submit,
     UnloadAdapter,
+    Worker,
     WorkerMessage,
     failed,
 )
+from lmi_handlers.engine.shared_answers import SharedAnswers
 
 _IDLE_WAIT = 0.2
-
-
-class Worker(Protocol):
-    """The web worker at the other end of a connection."""
-
-    def send(self, message: EngineMessage) -> None:
-        """Queue a message for the worker. Never blocks, and does nothing if the worker is gone."""
 
 
 class Disconnected:
@@ -80,6 +75,7 @@ class EngineLoop:
     A sequence waits in the job queue until the admission policy has a place for it. Every submitted request ends in
     exactly one terminal message, unless it is aborted. `heartbeat` shows other processes what the loop is doing. If the
     engine dies, `on_death` is called before its requests are failed. `change_adapter` gets the messages about adapters.
+    An answer with a `join_key` waits `retry_grace` seconds for a client that comes back.
     """
 
     def __init__(
@@ -91,6 +87,7 @@ class EngineLoop:
         on_death: Callable[[], None] = lambda: None,
         heartbeat: Heartbeat | None = None,
         change_adapter: ChangeAdapter | None = None,
+        retry_grace: float = 0.0,
     ) -> None:
         self._backend = backend
         self._change_adapter = change_adapter or _refuse
@@ -101,6 +98,7 @@ class EngineLoop:
         self._queue = JobQueue[Worker](job_queue_size, takes_turns=admission.takes_turns)
         self._jobs: dict[tuple[Worker, int], Job[Worker]] = {}
         self._sequences: dict[str, Job[Worker]] = {}
+        self._shared = SharedAnswers(retry_grace, self._handle)
         self._submitted = 0
         self._share = 0.0
         self.busy_time = 0.0
@@ -122,6 +120,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Do one round: receive messages, start sequences, step the backend, deliver outputs."""
+        self._shared.expire(time.monotonic())
         self._admit()  # fills the places that the last step has freed
         self._receive()
         self._admit()
@@ -146,6 +145,11 @@ class EngineLoop:
         Each message that arrived during the current step counts as one, as nearly all of them are requests for one.
         """
         return self._queue.sequences + self._inbox.qsize()
+
+    @property
+    def shared_tokens(self) -> int:
+        """Number of tokens that were generated for requests with a `join_key`. Any thread may read it."""
+        return self._shared.generated
 
     def adapters_in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the adapters of requests that run, and of those of which nothing runs yet. Any thread may call it."""
@@ -197,11 +201,16 @@ class EngineLoop:
 
     def _handle(self, worker: Worker, message: WorkerMessage | Disconnected | LoopCall) -> None:
         if isinstance(message, Submit):
-            self._submit(worker, message)
+            if message.join_key is None:
+                self._submit(worker, message)
+            else:
+                self._shared.submit(worker, message, message.join_key)
         elif isinstance(message, Abort):
             job = self._jobs.get((worker, message.number))
             if job is not None:
                 self._abort(job, message.index)
+            else:
+                self._shared.abort(worker, message)
         elif isinstance(message, LoadAdapter | UnloadAdapter):
             self._change_adapter(worker, message)
         elif isinstance(message, LoopCall):
@@ -209,6 +218,7 @@ class EngineLoop:
         else:
             for job in [job for (owner, _), job in self._jobs.items() if owner is worker]:
                 self._forget(job)
+            self._shared.disconnect(worker)
 
     def _call(self, call: LoopCall) -> None:
         try:
@@ -220,12 +230,22 @@ class EngineLoop:
         self._admit()  # requests that have just arrived must not fill the queue while places are free
         job = Job(worker, submit, self._submitted + 1, arrived=time.monotonic())
         try:
-            self._queue.add(job)
+            self._add(job)
         except QueueFull as error:
             worker.send(failed(submit.number, error))
             return
         self._submitted += 1
         self._jobs[worker, submit.number] = job
+
+    def _add(self, job: Job[Worker]) -> None:
+        """Add a job to the queue. What goes on without a client gives way to it. Raises `QueueFull`."""
+        while True:
+            try:
+                return self._queue.add(job)
+            except QueueFull:  # noqa: PERF203  each round makes room
+                if not self._shared.give_way():
+                    raise
+                self._admit()
 
     def _admit(self) -> None:
         while self._queue:
@@ -275,7 +295,7 @@ class EngineLoop:
                 self._leave(job, output.request_id)
                 if not job.running and not job.waiting:
                     self._forget(job)
-        for worker, batch in by_worker.items():
+        for worker, batch in self._shared.passed_on(by_worker).items():
             worker.send(Outputs(batch))
         for job, error in failed:  # after the outputs: a failure is the last message of its request
             self._tell(job, error)

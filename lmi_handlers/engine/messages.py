@@ -8,6 +8,8 @@ follows an `Abort`.
 from __future__ import annotations
 
 import socket
+from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 
@@ -27,6 +29,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed or classify each prompt instead.
     `generated` is as in `GenerationRequest`.
+    A request joins the answer to an earlier one with the same `join_key`, if there is one (see `join_key`).
     """
 
     number: int
@@ -36,13 +39,18 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     priority: int = 0
     pooling_params: PoolingParams | None = None
     generated: tuple[int, ...] = ()
+    join_key: bytes | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Stop sequence `index` of this request, or all of them if it is None. Nobody waits for them any more."""
+    """Stop sequence `index` of this request, or all of them if it is None. Nobody waits for them any more.
+
+    With a `join_key`, a client that has left may come back, unless this is `final`.
+    """
 
     number: int
     index: int | None = None
+    final: bool = False
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -102,6 +110,12 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     capabilities: Capabilities
 
 
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The request has joined the answer to an earlier one. All outputs of that follow, from the beginning."""
+
+    number: int
+
+
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An output for sequence `index` of request `number`. `queue_time` is how many seconds the request waited.
 
@@ -148,7 +162,20 @@ class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 WorkerMessage = Submit | Abort | LoadAdapter | UnloadAdapter | Synced
-EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged | Sync
+EngineMessage = Loading | Ready | Joined | Outputs | Failed | AdapterChanged | Sync
+
+
+class Worker(Protocol):
+    """The web worker at the other end of a connection."""
+
+    def send(self, message: EngineMessage) -> None:
+        """Queue a message for the worker. Never blocks, and does nothing if the worker is gone."""
+
+
+def join_key(submit: Submit, identity: bytes) -> bytes:
+    """Return what only requests have in common that ask for the same with the same `identity`, on the same engine."""
+    asked = msgspec.structs.replace(submit, number=0, request_id="", priority=0, join_key=identity)
+    return blake2b(msgspec.msgpack.encode(asked), digest_size=32).digest()
 
 
 def failed(number: int, error: LMIError) -> Failed:

@@ -117,7 +117,16 @@ def _serve(
         reserved=(*settings.properties.served_names, settings.properties.name, settings.properties.model_id or ""),
     )
     adapters.restore()
-    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat, adapters.handle)
+    loop = EngineLoop(
+        backend,
+        admission,
+        settings.properties.job_queue_size,
+        inbox,
+        say_so,
+        heartbeat,
+        adapters.handle,
+        settings.properties.retry_grace,
+    )
     start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server))
     heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
@@ -303,6 +312,7 @@ def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics, *,
     metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
     metrics.count(backend.counters)
     metrics.set_busy_time(loop.busy_time)
+    metrics.count_shared(loop.shared_tokens)
     capabilities = backend.capabilities
     info = EngineInfo(block_size=capabilities.block_size, num_blocks=capabilities.num_blocks)
     if has_adapters:

@@ -15,6 +15,7 @@ from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.messages import Loading, Ready
+from lmi_handlers.engine.sent_requests import SentRequests
 from lmi_handlers.engine.status import EngineState, EngineStatus, Status
 
 _SHARED_TOKENS = 256
@@ -25,6 +26,8 @@ _POLL_INTERVAL = 0.02
 
 class Replicas:
     """One client per engine. A request goes to the engine that may know its beginning, or else has least to do.
+
+    If it repeats another one, it goes to that one's engine.
 
     An engine that ends fails its own requests only. As long as any engine is ready, the model is. All sockets are in the
     server's runtime directory, with the registry of adapters.
@@ -38,6 +41,10 @@ class Replicas:
     ) -> None:
         self._clients = [EngineClient(path, on_announcement, stall_timeout) for path in socket_paths]
         self._runtime_dir = socket_paths[0].parent
+        self._sent: SentRequests | None = None
+        if len(socket_paths) > 1:
+            with contextlib.suppress(OSError):  # no room on the disk
+                self._sent = SentRequests(self._runtime_dir / "sent-requests")
         self.status = ReplicaStatus([client.status for client in self._clients])
 
     def start(self) -> None:
@@ -49,6 +56,8 @@ class Replicas:
         """Disconnect from all engines."""
         for client in self._clients:
             client.close()
+        if self._sent is not None:
+            self._sent.close()
 
     @property
     def state(self) -> EngineState:
@@ -57,7 +66,11 @@ class Replicas:
 
     def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request like `EngineClient.submit`, which says what is raised."""
-        return self.choose(prompts[0]).submit(prompts, request, deadline)
+        if request.identity is None or self._sent is None:
+            client = self.choose(prompts[0])
+        else:
+            client = self._choose_again(prompts[0], request.identity, self._sent)
+        return client.submit(prompts, request, deadline)
 
     def load_adapter(
         self, name: str, source: str, *, timeout: float, pinned: bool = False, replace: bool = False
@@ -129,6 +142,14 @@ class Replicas:
             named = {str(self._clients.index(client)): load for client, load in loads.items()}
             return self._clients[int(choose(named, _beginning(prompt)))]
         return min(loads, key=loads.__getitem__)
+
+    def _choose_again(self, prompt: EncodedPrompt, identity: bytes, sent: SentRequests) -> EngineClient:
+        number = sent.engine_of(identity, prompt)
+        if number is not None and number < len(self._clients) and self._clients[number].status.accepts:
+            return self._clients[number]
+        client = self.choose(prompt)
+        sent.note(identity, prompt, self._clients.index(client))
+        return client
 
 
 def _beginning(prompt: EncodedPrompt) -> bytes:

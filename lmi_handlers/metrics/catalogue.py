@@ -171,6 +171,9 @@ BUSY_SECONDS = _counter("lmi_engine_busy_seconds_total", "seconds", "Time that t
 RESPONSES = _counter(
     "lmi_responses_total", "responses", "Responses to requests for an API, by HTTP status.", "status", STATUSES
 )
+JOINED = _counter(
+    "lmi_joined_requests_total", "requests", "Requests that got the answer of an equal one: see [retries](retries.md)."
+)
 DOWNLOADED_BYTES = _gauge("lmi_download_bytes", "bytes", "Bytes of the model in S3 that are in the cache.")
 DOWNLOAD_SIZE = _gauge("lmi_download_size_bytes", "bytes", "Bytes of all files that the model in S3 needs.")
 LOAD_SECONDS = _gauge(

@@ -23,6 +23,7 @@ class EngineMetrics:
         self._info = EngineInfoFile(directory, replica)
         self._counted = EngineCounters()
         self._busy_time = 0.0
+        self._shared_tokens = 0
         self._replica = replica
         self._replicas = replicas
 
@@ -49,6 +50,14 @@ class EngineMetrics:
         """Add the time that the engine's steps have taken since the last call. `seconds` is the time since it was loaded."""
         self._cells.add(catalogue.BUSY_SECONDS, seconds - self._busy_time)
         self._busy_time = seconds
+
+    def count_shared(self, tokens: int) -> None:
+        """Add the tokens that were generated since the last call for answers that several requests may get.
+
+        `tokens` is the total. A web worker does not know which of these others count.
+        """
+        self._cells.add(catalogue.GENERATION_TOKENS, tokens - self._shared_tokens)
+        self._shared_tokens = tokens
 
     def set_download(self, done: int, total: int) -> None:
         """Set how many bytes of the model have been downloaded, and how many it has."""

@@ -100,10 +100,14 @@ class RequestMetrics:
         """Return the labels that name the model, and what clients with an API key, or tenants, have used of it."""
         return self._name, self._users[series].values()
 
-    def generated(self, tokens: int, gap: float | None) -> None:
-        """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""
+    def generated(self, tokens: int, gap: float | None, *, shared: bool = False) -> None:
+        """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first.
+
+        The engine counts those of `shared` answers, because several requests get them.
+        """
         with self._lock:
-            self._cells.add(catalogue.GENERATION_TOKENS, tokens)
+            if not shared:
+                self._cells.add(catalogue.GENERATION_TOKENS, tokens)
             if gap is not None:
                 self._cells.observe(catalogue.INTER_TOKEN_LATENCY, gap / tokens, tokens)
 
@@ -125,8 +129,11 @@ class RequestMetrics:
             for reason in usage.finish_reasons:
                 self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
             self._measure_start(usage)
-            self._cells.add(catalogue.ENGINE_SECONDS, usage.engine_time or 0.0)
-            self._cells.add(catalogue.KV_BLOCK_SECONDS, usage.kv_block_time or usage.kv_block_estimate or 0.0)
+            if usage.joined:  # what the engine has done for it is counted with the request that it has joined
+                self._cells.add(catalogue.JOINED)
+            else:
+                self._cells.add(catalogue.ENGINE_SECONDS, usage.engine_time or 0.0)
+                self._cells.add(catalogue.KV_BLOCK_SECONDS, usage.kv_block_time or usage.kv_block_estimate or 0.0)
             if error is None:
                 self._cells.add(catalogue.SUCCESSES)
                 self._measure_answer(usage, duration)
@@ -145,8 +152,9 @@ class RequestMetrics:
         first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
         if first is None or validation is None or queue is None:
             return
-        self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
-        self._cells.add(catalogue.CACHED_TOKENS, usage.cached_tokens)
+        if not usage.joined:
+            self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
+            self._cells.add(catalogue.CACHED_TOKENS, usage.cached_tokens)
         self._observe(max(0, usage.prompt_tokens - usage.cached_tokens), catalogue.REQUEST_COMPUTED_TOKENS)
         self._observe(usage.samples, catalogue.REQUEST_SAMPLES)
         self._observe(usage.prompt_tokens, catalogue.INPUT_LENGTH, catalogue.REQUEST_PROMPT_TOKENS)

@@ -137,6 +137,7 @@ class Answer:
                 self._close_formatter()
                 self._note_last_token()
                 self._note_meter()
+                self.usage.joined = generation.joined
         if last:
             yield last
 
@@ -157,7 +158,8 @@ class Answer:
             usage.generated_tokens += tokens
             self._token_counts[item.index] += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now
-            self._metrics.generated(tokens, None if previous is None else now - previous)
+            gap = None if previous is None else now - previous
+            self._metrics.generated(tokens, gap, shared=self._generation.shared)
         size = _size(output)
         self._size += size
         # The last record of a stream may repeat every token.

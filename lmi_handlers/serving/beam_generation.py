@@ -65,6 +65,7 @@ class BeamGeneration:
         self._step_params = step_params(request.sampling_params, params, tokenizer)
         self.deadline = deadline
         self.truncated: str | None = None
+        self.shared = self.joined = False  # no request joins a search
         self.silent_at = math.inf
         """Not heeded: nothing is yielded before the end."""
         rules = TextRules(tokenizer, request.sampling_params)

@@ -47,6 +47,8 @@ def log_request(
         }
     if usage.truncated is not None:
         fields["truncated"] = usage.truncated
+    if usage.joined:
+        fields["joined"] = True
     if error is not None:
         fields["error"] = f"{type(error).__name__}: {_message(error)}"
         fields["error_code"] = error.code

@@ -40,10 +40,10 @@ from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
+from lmi_handlers.web.identity import INFERENCE_ID, identify
 from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
 
-_INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
@@ -80,11 +80,12 @@ class Exchange:
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
         self._own_attributes: dict[str, str] = {}
+        self._given_attributes: dict[str, str] = {}
         self._path = request.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
-        if request.headers.get(_INFERENCE_ID):
-            self.headers[_INFERENCE_ID] = self.request_id
+        if request.headers.get(INFERENCE_ID):
+            self.headers[INFERENCE_ID] = self.request_id
 
     def body(self, max_request_size: int) -> bytes:
         """Read the request body. Raises `PayloadTooLarge` if it has more than `max_request_size` bytes.
@@ -93,7 +94,7 @@ class Exchange:
         not supported, `InvalidRequest` if the custom attributes are not valid, and `QueueFull` if too many large
         bodies are arriving.
         """
-        attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
+        attributes = self._given_attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
         self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
         self._add_attributes({})
@@ -146,6 +147,8 @@ class Exchange:
         parsed = self.dialect.parse(payload)
         for change in changes:
             parsed = change(parsed)
+        if model.properties.retry_grace and parsed.request.beam_search is None:
+            parsed = self._identified(parsed)
         if self.explains is None:
             self._request = parsed.request
         self.name_ignored(parsed.request.ignored_parameters)
@@ -173,6 +176,11 @@ class Exchange:
         self._add_receipt(complete=False)
         stream = StreamBody(self, first, chunks, answer, by_record=payload.stream, telling=answer)
         return self._stream(stream, answer.content_type)
+
+    def _identified(self, parsed: Parsed) -> Parsed:
+        """Add the identity of the request, if its client has given it one."""
+        identified = identify(parsed.request, request.headers, self._given_attributes, self.usage.key_label)
+        return parsed if identified is parsed.request else msgspec.structs.replace(parsed, request=identified)
 
     def _explain(
         self,
@@ -275,7 +283,7 @@ class Exchange:
 
 def request_id() -> str:
     """Return the id that the client has given to the current request, else a new one."""
-    given = request.headers.get(_INFERENCE_ID) or request.headers.get("x-request-id")
+    given = request.headers.get(INFERENCE_ID) or request.headers.get("x-request-id")
     return _header_value(given) if given else str(uuid.uuid4())
 
 

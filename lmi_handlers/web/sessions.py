@@ -22,9 +22,7 @@ from lmi_handlers.serving.conversation import continue_conversation
 from lmi_handlers.serving.parsed import Change, Parsed, unchanged
 from lmi_handlers.sessions.store import SessionStore, StoredSession
 from lmi_handlers.web.exchange import Exchange
-
-SESSION_ID = "X-Amzn-SageMaker-Session-Id"
-"""Header of requests, and of the answer that begins a session: there, `<id>; Expires=<time>`."""
+from lmi_handlers.web.identity import NEW_SESSION, SESSION_ID
 
 NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
@@ -32,9 +30,6 @@ CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 
 REPLICA_VARIABLE = "LMI_REPLICA"
 """Environment variable with the name of this server among its replicas, if it is one. Session ids end with it."""
-
-NEW_SESSION = "NEW_SESSION"
-"""Value of the header, and of `requestType`, with which a client asks for a session."""
 
 
 class _SessionRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True):

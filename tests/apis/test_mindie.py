@@ -150,6 +150,7 @@ def test_request_of_the_example() -> None:
         prompts=(Prompt("My name is Olivier and I"),),
         details=True,
         decoder_input_details=True,
+        has_random_seed=True,
         sampling_params=SamplingParams(
             max_tokens=20,
             repetition_penalty=1.03,

@@ -108,6 +108,26 @@ def submit(replicas: Replicas, prompt: bytes) -> InFlightRequest:
     return replicas.submit(encoded(prompt), request, Deadline(time.monotonic() + 60))
 
 
+def test_request_that_is_repeated_goes_to_the_engine_that_has_it(
+    pair: tuple[list[Engine], Replicas], tmp_path: Path
+) -> None:
+    """Also from another web worker, and if the other engine has less to do."""
+    both, replicas = pair
+    other_worker = Replicas([engine.path for engine in both], lambda announcement: None, 60.0)
+    other_worker.start()
+    wait_until(lambda: all(part.accepts for part in other_worker.status.parts))
+    deadline = Deadline(time.monotonic() + 60)
+    prompts = [encoded(SLOW + b"%d" % number) for number in range(4)]
+    with contextlib.ExitStack() as stack:
+        for prompt in prompts:
+            for worker, joins in ((replicas, False), (other_worker, True), (replicas, True)):
+                request = GenerationRequest(request_id="r", prompts=(), identity=b"call")
+                started = stack.enter_context(worker.submit(prompt, request, deadline))
+                next(iter(started))
+                assert started.joined is joins
+    other_worker.close()
+
+
 def test_requests_are_spread_over_the_engines(pair: tuple[list[Engine], Replicas]) -> None:
     _, replicas = pair
     chosen: Counter[EngineClient] = Counter()

@@ -39,7 +39,7 @@ class Engine:
         self.backend = EchoBackend(
             files, max_model_len=4096, tokens_per_second=math.inf, faults=True, sleep_seconds=0.1
         )
-        self._loop = EngineLoop(self.backend, RollingBatch(2), 2, self._inbox)
+        self._loop = EngineLoop(self.backend, RollingBatch(2), 2, self._inbox, retry_grace=600)
         self.server = WorkerServer(path, self._inbox)
         self._thread = threading.Thread(target=self._loop.run)
 

@@ -15,7 +15,7 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
-from lmi_handlers.engine import adapter_registry, heartbeat, job_queue
+from lmi_handlers.engine import adapter_registry, heartbeat, job_queue, shared_answers
 from lmi_handlers.media import images
 from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
@@ -68,6 +68,10 @@ FIXED: dict[str, float] = {
     "blocks in a file of shared prefixes": prefix_file.MAX_SLOTS,
     "seconds that a prompt waits for a part of it": prefix_store.PATIENCE,
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
+    "answers of an engine that [retries](retries.md) can join": shared_answers.MAX_ANSWERS,
+    "bytes of these answers": shared_answers.MAX_BYTES,
+    "bytes of one of them": shared_answers.MAX_ANSWER_BYTES,
+    "those of them that go on without a client": shared_answers.MAX_LEFT,
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
     "API keys in a file": api_keys.MAX_KEYS,

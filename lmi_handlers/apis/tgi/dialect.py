@@ -119,10 +119,12 @@ class TgiDialect(Dialect):
         adapter = payload.adapter if parameters.adapter_id is None else parameters.adapter_id
         check_body(body, self._properties, stream=stream)
         self._budget.check_fields(parameters, prefix="parameters.")
+        params = parameters.sampling_params(stream=stream)
         request = GenerationRequest(
             request_id=payload.request_id,
             prompts=(Prompt(body.inputs, adapter),),
-            sampling_params=parameters.sampling_params(stream=stream),
+            sampling_params=params,
+            has_random_seed=parameters.seed is None and params.seed is not None,
             truncate=parameters.truncate,
             cache_salt=parameters.cache_salt,
             stream=stream,
