@@ -4,7 +4,7 @@ r"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
     jsonlines   {"token": {"id": 338, "text": " is", "log_prob": -0.007}, "generated_text": "Deep Learning is"}\n
     sse         data: {"token": {...}}\n\n
 
-Sources: the LMI input/output schema document, and responses recorded from the real server (tests/data/lmi-0.31.json).
+Sources: the LMI input/output schema document, and responses recorded from the real server (tests/apis/test_lmi_vectors.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ r"""TGI's formats: compact JSON in TGI's key order, with logprobs written as 32-
     array      [{"generated_text":"Deep Learning is","details":{...}}]
     stream     data: {"index":1,"token":{...},"generated_text":null,"details":null}\n\n
 
-Sources: responses of the text-generation-inference 3.3 router (tests/data/tgi has exact copies) and its OpenAPI
+Sources: responses of the text-generation-inference 3.3 router (tools/conform/vectors has exact copies) and its OpenAPI
 document.
 """
 

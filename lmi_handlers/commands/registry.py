@@ -16,6 +16,7 @@ ENTRY_POINT_GROUP = "lmi_handlers.commands"
 TOOLS = {
     "bench": "lmi_handlers.tools.bench.commands:bench",
     "chat": "lmi_handlers.tools.chat.commands:chat",
+    "conform": "lmi_handlers.tools.conform.commands:conform",
     "deploy": "lmi_handlers.tools.deploy.commands:deploy_command",
     "explain": "lmi_handlers.tools.explain.commands:explain_command",
     "instances": "lmi_handlers.tools.deploy.commands:instances_command",

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import requests
-from paths import TESTS
+from paths import RECORDINGS
 from server_sent_events import event_data
 from serving import Server
 
-SESSION: list[dict[str, Any]] = json.loads((TESTS / "data" / "anthropic" / "claude_code.json").read_text())
+SESSION: list[dict[str, Any]] = json.loads((RECORDINGS / "anthropic" / "claude_code.json").read_text())
 ASKED, TOLD = (exchange for exchange in SESSION if exchange["method"] == "POST")
 """The request that is answered with a call of a tool, and the one that has its result."""
 

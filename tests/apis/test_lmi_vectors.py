@@ -1,4 +1,4 @@
-"""The exact bytes that DJL Serving 0.31 sent. `data/lmi-0.31.json` describes how each vector was recorded."""
+"""The exact bytes that DJL Serving 0.31 sent. Each vector describes how it was recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from paths import DATA, SUPPORT
+from paths import DATA, RECORDINGS, SUPPORT
 from prompts import rendered
 from serving import Server
 
@@ -31,7 +31,10 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 BUDGET = Budget.of(ServingProperties())
 
-VECTORS: list[dict[str, Any]] = json.loads((DATA / "lmi-0.31.json").read_text())
+VECTORS: list[dict[str, Any]] = [
+    *json.loads((DATA / "lmi-0.31.json").read_text()),
+    *json.loads((RECORDINGS / "lmi" / "http-0.31.json").read_text()),
+]
 
 
 def speaks_tgi(vector: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from capabilities import capabilities
 from formatting import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paths import DATA
+from paths import RECORDINGS
 from prompts import rendered
 from server_sent_events import event_data, json_events
 from serving import Server, StartServer
@@ -32,7 +32,7 @@ from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 
-EXAMPLES = DATA / "mindie"
+EXAMPLES = RECORDINGS / "mindie"
 REQUEST: dict[str, Any] = json.loads((EXAMPLES / "request.json").read_text())
 DOCUMENT: dict[str, Any] = json.loads((EXAMPLES / "document.json").read_text())
 STREAM = (EXAMPLES / "stream.txt").read_text()

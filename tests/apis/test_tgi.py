@@ -12,7 +12,7 @@ import requests
 from facts import says
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
-from paths import DATA
+from paths import RECORDINGS
 from server_sent_events import json_events
 from serving import Server
 
@@ -20,7 +20,7 @@ from backends import registry
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.config.variables import TGI
 
-BODIES: dict[str, dict[str, Any]] = json.loads((DATA / "tgi" / "wire_bodies.json").read_text())
+BODIES: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "tgi" / "wire_bodies.json").read_text())
 ECHO = "option.rolling_batch=echo\n"
 
 

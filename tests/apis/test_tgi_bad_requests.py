@@ -1,4 +1,4 @@
-"""Requests that TGI rejects. data/tgi/bad_requests.json has TGI's own answers, recorded with the limits used here."""
+"""Requests that TGI rejects. vectors/tgi/bad_requests.json has TGI's own answers, recorded with the limits used here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paths import DATA, SUPPORT
+from paths import RECORDINGS, SUPPORT
 from raw_http import connect, request
 from server_sent_events import json_events
 from serving import Server, StartServer
@@ -21,7 +21,7 @@ from serving import Server, StartServer
 from lmi_handlers.apis.tgi.body import TgiParameters
 
 CASES: dict[str, dict[str, Any]] = {
-    case["id"]: case for case in json.loads((DATA / "tgi" / "bad_requests.json").read_text())
+    case["id"]: case for case in json.loads((RECORDINGS / "tgi" / "bad_requests.json").read_text())
 }
 NOT_OURS = ("/v1/", "/vertex")
 """Routes that belong to other dialects or do not exist."""

@@ -1,4 +1,4 @@
-"""Our formatters write the same bytes as TGI's own serialisers, in data/tgi. No server is needed."""
+"""Our formatters write the same bytes as TGI's own serialisers, in `lmi conform`'s vectors. No server is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from formatting import written
 from hypothesis import example, given
 from hypothesis import strategies as st
-from paths import DATA
+from paths import DATA, RECORDINGS
 from prompts import rendered
 from server_sent_events import json_events
 
@@ -24,9 +24,9 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
-WIRE = DATA / "tgi"
+WIRE = RECORDINGS / "tgi"
 BODIES: dict[str, dict[str, Any]] = json.loads((WIRE / "wire_bodies.json").read_text())
-MISC: dict[str, list[str]] = json.loads((WIRE / "wire_misc.json").read_text())
+MISC: dict[str, list[str]] = json.loads((DATA / "tgi" / "wire_misc.json").read_text())
 STREAMS: dict[str, str] = json.loads((WIRE / "wire_native_streams.json").read_text())
 
 A = Token(264, " a", -0.34)

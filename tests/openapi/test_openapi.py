@@ -16,7 +16,7 @@ from model_store import ECHO, StoreServer
 from openapi_contract import Contract
 from openapi_documents import document
 from openapi_spec_validator import validate
-from paths import DATA
+from paths import DATA, RECORDINGS
 from serving import API_KEY, ENVIRON, Server, free_port
 
 CONFIGURATIONS = {
@@ -134,7 +134,7 @@ def errors(name: str, value: Any) -> list[str]:
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(value)]
 
 
-TGI_BODIES: dict[str, dict[str, Any]] = json.loads((DATA / "tgi" / "wire_bodies.json").read_text())
+TGI_BODIES: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "tgi" / "wire_bodies.json").read_text())
 TGI_SHAPES = {
     "generate_": "GenerateResponse",
     "stream_": "StreamResponse",
@@ -199,7 +199,7 @@ def test_lmis_bodies(vector: dict[str, Any]) -> None:
 
 def test_mindies_bodies() -> None:
     """`special` is null in MindIE's examples, but has a value in ours."""
-    data, schemas = DATA / "mindie", {"components": document(tgi_compat=True, dialect="mindie")["components"]}
+    data, schemas = RECORDINGS / "mindie", {"components": document(tgi_compat=True, dialect="mindie")["components"]}
     events = [event for event in (data / "stream.txt").read_text().split("\n\n") if event.strip()]
     bodies = {"MindieResponse": [(data / "document.json").read_text()], "MindieStreamResponse": events}
     for name, texts in bodies.items():

@@ -23,7 +23,7 @@ import pytest
 import requests
 from client_scripts import CLIENTS_PYTHON, QUIET, SCRIPTS
 from facts import says
-from paths import DATA
+from paths import RECORDINGS
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from raw_http import connect, dechunked, read_to_end, request
@@ -79,14 +79,14 @@ OF_ONE_ANSWER = {"x-compute-time", "x-inference-time", "x-queue-time", "x-time-p
 OF_ONE_ANSWER |= {"x-validation-time"}
 
 
-MINDIE_REQUEST = json.loads((DATA / "mindie" / "request.json").read_text())
+MINDIE_REQUEST = json.loads((RECORDINGS / "mindie" / "request.json").read_text())
 MINDIE_REQUEST["parameters"]["seed"] = 1  # else the answer has a random one
 REQUESTS += [posted("/", **MINDIE_REQUEST), posted("/", **MINDIE_REQUEST | {"stream": True})]
 
 VECTORS = [
     vector["input"]["request"]
-    for vector in json.loads((DATA / "lmi-0.31.json").read_text())
-    if vector["layer"] == "http" and "request" in vector["input"]
+    for vector in json.loads((RECORDINGS / "lmi" / "http-0.31.json").read_text())
+    if "request" in vector["input"]
 ]
 """Requests whose answers by LMI are recorded. tests/apis/test_lmi_vectors.py compares those with the server alone."""
 

@@ -1,0 +1,1 @@
+"""`lmi conform`: whether a server speaks the APIs that it claims to speak."""

@@ -1,0 +1,153 @@
+"""`lmi conform`: sends the vectors of the APIs one after the other, and collects what is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from lmi_handlers.tools.client.errors import CallRefused
+from lmi_handlers.tools.client.server import ServerUrl
+from lmi_handlers.tools.conform.exchange import ExchangeFailed, Received, exchange
+from lmi_handlers.tools.conform.judge import Finding, Verdict, judge
+from lmi_handlers.tools.conform.vectors import Vector, api, body_for
+
+_WORST: Sequence[Verdict] = ("error", "differs", "not spoken", "conforms")
+_DEFAULT_MODEL = "model"
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a vector has shown. `status` is None if there was no answer; `seconds` is how long the answer took."""
+
+    case: str
+    verdict: Verdict
+    difference: str | None
+    status: int | None
+    seconds: float
+
+
+class FeatureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of a feature. The verdict is the worst one, but a feature is spoken if one of its vectors is.
+
+    `accepted` is true if the user has said that this difference is known.
+    """
+
+    feature: str
+    verdict: Verdict
+    accepted: bool
+    cases: Sequence[CaseResult]
+
+    @property
+    def conforming(self) -> int:
+        """The number of vectors that were answered as the reference does."""
+        return sum(case.verdict == "conforms" for case in self.cases)
+
+    @property
+    def first(self) -> CaseResult | None:
+        """The first vector with the verdict, if that is no success."""
+        if self.verdict == "conforms":
+            return None
+        return next((case for case in self.cases if case.verdict == self.verdict), None)
+
+
+class ApiResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The features of an API."""
+
+    api: str
+    reference: str
+    features: Sequence[FeatureResult]
+
+    @property
+    def conforms(self) -> bool:
+        """Every feature does, or its difference is accepted."""
+        return all(feature.verdict == "conforms" or feature.accepted for feature in self.features)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The server, and how to ask it. `seconds` limits each answer."""
+
+    server: ServerUrl
+    api_key: str | None
+    model: str
+    seconds: float
+
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Received:
+        """Send a request with the key. Raises `ExchangeFailed`."""
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
+        return exchange(self.server, method, path, body, {**headers, **key}, self.seconds)
+
+
+def model_of(target: Target) -> str:
+    """Return the name of the first model that the server lists, or a name that stands for any. Raises `CallRefused`."""
+    try:
+        reply = target.send("GET", "/v1/models", None, {})
+        listed = msgspec.json.decode(reply.body, type=_Models)
+    except ExchangeFailed as error:
+        if error.unreachable:
+            raise CallRefused(str(error)) from error
+        return _DEFAULT_MODEL
+    except (msgspec.DecodeError, RecursionError):
+        return _DEFAULT_MODEL
+    return listed.data[0].id if listed.data else _DEFAULT_MODEL
+
+
+def results(target: Target, apis: Sequence[str], accepted: frozenset[str]) -> Iterator[ApiResult]:
+    """Send the vectors of the APIs. Yields the results of an API when all its vectors have been sent.
+
+    `accepted` are the features whose differences are known, as "api: feature".
+    """
+    for name in apis:
+        found: dict[str, list[CaseResult]] = {}
+        for vector in api(name).vectors:
+            found.setdefault(vector.feature, []).append(_result(target, vector))
+        features = [
+            FeatureResult(
+                feature=feature,
+                verdict=_together([case.verdict for case in cases]),
+                accepted=f"{name}: {feature}" in accepted,
+                cases=cases,
+            )
+            for feature, cases in found.items()
+        ]
+        yield ApiResult(api=name, reference=api(name).reference, features=features)
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    return next(verdict for verdict in _WORST if verdict in verdicts)
+
+
+def _result(target: Target, vector: Vector) -> CaseResult:
+    """Send a vector. Of several bodies, the first that is answered as by the reference counts, else the first one."""
+    tried: list[CaseResult] = []
+    for body in vector.bodies:
+        tried.append(_sent(target, vector, body))
+        if tried[-1].verdict == "conforms":
+            return tried[-1]
+    return tried[0]
+
+
+def _sent(target: Target, vector: Vector, body: bytes | None) -> CaseResult:
+    started, reply = time.monotonic(), None
+    finding = Finding("error")
+    try:
+        data = None if body is None else body_for(body, target.model)
+        reply = target.send(vector.method, vector.path, data, vector.headers)
+        finding = judge(vector.answer, reply)
+    except ExchangeFailed as error:
+        finding = Finding("error", str(error))
+    return CaseResult(
+        case=vector.case,
+        verdict=finding.verdict,
+        difference=finding.difference,
+        status=None if reply is None else reply.status,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
