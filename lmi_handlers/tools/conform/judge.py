@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from lmi_handlers.tools.client.answer import failure_cause
+from lmi_handlers.tools.client.answer import failure_cause, media_type
 from lmi_handlers.tools.conform.exchange import Received
-from lmi_handlers.tools.conform.records import AnswerRecords, BrokenFormat, kind_of, media_type
+from lmi_handlers.tools.conform.records import AnswerRecords, BrokenFormat, kind_of
 from lmi_handlers.tools.conform.shape import difference
 from lmi_handlers.tools.conform.vectors import Reference
 

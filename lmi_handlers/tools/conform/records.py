@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.tools.client.answer import STREAMS, media_type
+
 EVENTS = "text/event-stream"
-LINES = ("application/jsonlines", "application/x-ndjson", "application/jsonl")
 _DONE = b"[DONE]"
 _FIELDS = (b":", b"id:", b"retry:")
 
@@ -31,16 +32,11 @@ class AnswerRecords(msgspec.Struct, frozen=True):
         kind = media_type(content_type)
         if kind == EVENTS:
             return _events(body)
-        if kind in LINES:
+        if kind in STREAMS:
             return cls([_document(line) for line in _lines(body)])
         if kind == "application/json":
             return cls([_document(body)])
         return cls([body.decode(errors="replace")])
-
-
-def media_type(content_type: str) -> str:
-    """Return a content type without its parameters."""
-    return content_type.partition(";")[0].strip().lower()
 
 
 def kind_of(document: Any, *, is_last: bool) -> str:

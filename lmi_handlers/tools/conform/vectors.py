@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.tools.conform.records import EVENTS, LINES, AnswerRecords, media_type
+from lmi_handlers.tools.client.answer import STREAMS, media_type
+from lmi_handlers.tools.conform.records import AnswerRecords
 from lmi_handlers.tools.conform.shape import Rules
 
 FILES = resources.files("lmi_handlers.tools.conform") / "vectors"
@@ -41,7 +42,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def streams(self) -> bool:
         """The answer consists of several records."""
-        return self.content_type is not None and media_type(self.content_type) in (EVENTS, *LINES)
+        return self.content_type is not None and media_type(self.content_type) in STREAMS
 
 
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
