@@ -36,6 +36,7 @@ from lmi_handlers.preflight.checks import (
     preview_download,
     preview_precision,
     preview_resources,
+    preview_shadow,
     warnings,
 )
 from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, model_environ, read_store
@@ -101,11 +102,12 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
         found.append(f"{error}: `lmi serve` starts once it is free")
     except ConfigError as error:
         causes.append(str(error))
-    download, certain = "", True
+    download, certain, shadow = "", True, ""
     try:
         if not causes:
             shown_pages(configuration.settings, configuration.properties, environ)
             download, certain = preview_download(configuration, environ)
+            shadow = preview_shadow(configuration, environ)
     except ConfigError as error:
         causes.append(str(error))
     if not certain:
@@ -119,6 +121,8 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
         show(f"{download}\n")
     if not causes and (precision := preview_precision(configuration)):
         show(f"{precision}\n")
+    if shadow:
+        show(f"{shadow}\n")
     if configuration.chat_streams:
         show(f"{configuration.chat_streams}\n")
     show(render_settings(loaded, configuration.backend, show_all=show_all), end="")
@@ -128,6 +132,8 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
         if not causes:
             check_engine(configuration)
             check_tokenizer(configuration, environ, runs_code=runs_code)
+            if configuration.shadow is not None:
+                check_engine(configuration.shadow)
             resources, has_answered = preview_resources(configuration)
             if resources:
                 show(f"\n{resources}" if has_answered else f"\nWarning: {resources}")

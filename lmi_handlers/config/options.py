@@ -264,6 +264,18 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = 15
+    shadow_model: Annotated[
+        str | None,
+        Option(
+            "Folder with the serving.properties of a second engine for the same model, such as one with another precision. It "
+            "reads a share of the answers after they have been sent, and metrics say how far it agrees: see "
+            "[shadow](shadow.md).",
+            server=True,
+        ),
+    ] = None
+    shadow_share: Annotated[
+        Fraction, Option("Share of the answers that the shadow engine reads, up to 1.", server=True)
+    ] = 0.05
     server_timing: Annotated[
         bool,
         Option(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lmi_handlers.config.option import BOOLEANS, text_of
+from lmi_handlers.config.scripts import PROGRAM, SUBMIT_DIRECTORY
 
 
 def _mebibytes(text: str) -> str:
@@ -137,3 +138,12 @@ TGI: dict[str, OptionVariable] = {
     "CUDA_MEMORY_FRACTION": OptionVariable("gpu_memory_utilization"),
 }
 """Variables of the Text Generation Inference container and its launcher. They have the lowest precedence."""
+
+
+_PREFIXES = ("OPTION_", "SERVING_", SM_VLLM)
+
+
+def without_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables that set options of a model or name its code."""
+    named = {*OVERRIDES, *NATIVE, *TGI, PROGRAM, SUBMIT_DIRECTORY}
+    return {name: text for name, text in environ.items() if name not in named and not name.startswith(_PREFIXES)}

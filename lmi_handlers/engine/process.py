@@ -50,9 +50,11 @@ from lmi_handlers.text.bundle import (
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 from lmi_handlers.text.thinking import thinking_marks
 from lmi_handlers.text.tokenizer import Tokenizer
+from lmi_handlers.text.vocabularies import difference
 from lmi_handlers.workers.environment import withhold_credentials
 
 EXIT_STUCK = 70
+_LAST_NICENESS = 19
 _WATCH_INTERVAL = 0.2
 _LOAD_INTERVAL = 0.1
 _LOG_INTERVAL = 60.0
@@ -67,6 +69,8 @@ def serve(settings: EngineSettings) -> None:
 
     Raises `ConfigError` if the model or an option is wrong, `LoadFailed` if another try may help.
     """
+    if settings.shadow_of:
+        _stand_back()
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox, settings.properties.stall_timeout)
@@ -210,6 +214,8 @@ def _load(
         )
     if bundle.warning:
         logger.warning(bundle.warning)
+    if settings.shadow_of and (cause := difference(Path(settings.shadow_of), settings.bundle_dir)):
+        raise ConfigError(f"option.shadow_model: {cause}")
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
     reasoning = choose_reasoning_format(
         bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning
@@ -241,6 +247,13 @@ def _load(
             raise
         logger.warning("backend selected", extra={"backend": FALLBACK, "reason": str(error)})
         return load_backend_class(FALLBACK).load(files, properties, report), files
+
+
+def _stand_back() -> None:
+    """Let every other process go first: on the processor, and when the kernel ends one for lack of memory."""
+    os.nice(_LAST_NICENESS)
+    with contextlib.suppress(OSError):  # only on Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _still_served(found: dict[str, Path], runtime_dir: Path) -> dict[str, Path]:

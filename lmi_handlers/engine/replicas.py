@@ -64,6 +64,11 @@ class Replicas:
         """The state of the model."""
         return self.status.state
 
+    @property
+    def load(self) -> int:
+        """The number of sequences of the engine that has most, as far as this worker knows."""
+        return max(client.load for client in self._clients)
+
     def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request like `EngineClient.submit`, which says what is raised."""
         if request.identity is None or self._sent is None:

@@ -38,7 +38,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     whenever it has changed. This engine is number `replica` of those that serve the model. `replicas` has the
     `CUDA_VISIBLE_DEVICES` of each of them, "" to leave it as it is. With
     `formatters`, a process that runs them is started beside the engines. `model` is the model's name on a server with
-    several models, else "".
+    several models, else "". `shadow` has the settings of the model's shadow engine. There, `shadow_of` is
+    the directory with the text bundle of the model's own engine.
     """
 
     runtime_dir: str
@@ -50,6 +51,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     replica: int = 0
     replicas: tuple[str, ...] = ("",)
     model: str = ""
+    shadow: EngineSettings | None = None
+    shadow_of: str = ""
 
     @property
     def each(self) -> list[EngineSettings]:
@@ -75,6 +78,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """The name of the process in messages."""
+        if self.shadow_of:
+            return "shadow engine"
         return "engine" if self.custom_code is None else POOL
 
     @property
@@ -90,7 +95,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def socket_path(self) -> Path:
         """The socket that workers connect to."""
-        return Path(self.runtime_dir) / f"engine-{self.replica}.sock"
+        return engine_socket_path(Path(self.runtime_dir), self.replica)
 
     @property
     def formatter_socket_path(self) -> Path:
@@ -117,6 +122,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return heartbeat_path(self.socket_path)
 
 
+def engine_socket_path(runtime_dir: Path, replica: int = 0) -> Path:
+    """Return the socket of an engine of the server with this `runtime_dir`."""
+    return runtime_dir / f"engine-{replica}.sock"
+
+
 def metrics_dir(runtime_dir: Path) -> Path:
     """Return the metrics directory of the server with this `runtime_dir`."""
     return runtime_dir / "metrics"
@@ -125,6 +135,11 @@ def metrics_dir(runtime_dir: Path) -> Path:
 def recent_dir(runtime_dir: Path) -> Path:
     """Return the directory of the last requests of the server with this `runtime_dir`."""
     return runtime_dir / "recent"
+
+
+def shadow_dir(runtime_dir: Path) -> Path:
+    """Return the directory of the shadow engine of the server with this `runtime_dir`, for which it is a `runtime_dir`."""
+    return runtime_dir / "shadow"
 
 
 def formatter_socket_path(runtime_dir: Path) -> Path:

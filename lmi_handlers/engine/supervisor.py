@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,12 +21,15 @@ from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
 from lmi_handlers.telemetry.publisher import Publisher, close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
-from lmi_handlers.workers.back_off import Restarts
+from lmi_handlers.workers.back_off import Restarts, back_off
 from lmi_handlers.workers.environment import child_environment
 from lmi_handlers.workers.parent import ignore_signals, read_settings, wait_for_end_of_parent
 from lmi_handlers.workers.process import KeptProcess, ProcessStays, describe
 
 _LOOK_INTERVAL = 0.1
+_SHADOW_FIRST = 60.0
+"""Seconds after which a shadow engine that was given up is started again. Then twice as many each time."""
+_SHADOW_LONGEST = 3600.0
 _OWN_GAP = 2.0
 """If this process did not run for this many seconds (in a paused container, say), neither could the engine."""
 
@@ -124,6 +127,16 @@ class Supervisor:
         bundle = () if settings.custom_code is not None else (settings.bundle_dir,)
         return (settings.heartbeat_path, settings.socket_path, settings.metrics_dir, *bundle)
 
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._properties.name
+
+    @property
+    def bundle_dir(self) -> Path:
+        """The directory with the text bundle of the engine, if it serves."""
+        return self._settings.bundle_dir
+
     def stop(self) -> None:
         """Kill the running engine, and make `run` return."""
         self._stopping.set()
@@ -180,6 +193,73 @@ class Supervisor:
                 return EXIT_CONFIG
 
 
+class ShadowEngine:
+    """Keeps the shadow engine of a model running, from the time that the model itself is served. Nothing depends on it.
+
+    An engine that its supervisor has given up is started again, after longer and longer pauses.
+    """
+
+    def __init__(self, settings: EngineSettings, engines: Sequence[Supervisor]) -> None:
+        """`engines` are the model's own."""
+        self._settings = settings
+        self._engines = engines
+        self._supervisor: Supervisor | None = None
+        self._stopping = threading.Event()
+        self._changing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the engine, and start no other."""
+        self._end(Supervisor.stop)
+        if self._thread.is_alive():  # not if it was never started
+            self._thread.join()
+
+    def kill(self) -> None:
+        """Kill the engine at once, because this process exits."""
+        self._end(Supervisor.end_engine)
+
+    def _end(self, how: Callable[[Supervisor], None]) -> None:
+        self._stopping.set()
+        with self._changing:
+            if self._supervisor is not None:
+                how(self._supervisor)
+
+    def _run(self) -> None:
+        failures = 0
+        while (bundle_dir := self._wait_for_model()) is not None:
+            supervisor = Supervisor(
+                msgspec.structs.replace(self._settings, started=time.monotonic(), shadow_of=str(bundle_dir))
+            )
+            with self._changing:
+                if self._stopping.is_set():
+                    return
+                self._supervisor = supervisor
+            try:
+                Path(self._settings.runtime_dir).mkdir(mode=0o700, exist_ok=True)
+                supervisor.run()
+            except Exception:
+                logger.exception("the shadow engine is not supervised any more")
+            if self._stopping.is_set():
+                return
+            failures = 1 if supervisor.serving else failures + 1
+            delay = back_off(failures, first=_SHADOW_FIRST, longest=_SHADOW_LONGEST)
+            extra = {"model": self._engines[0].name, "cause": supervisor.cause, "restart_in": delay}
+            logger.error("the shadow engine does not run", extra=extra)
+            self._stopping.wait(delay)
+
+    def _wait_for_model(self) -> Path | None:
+        """Return the text bundle of an engine of the model's own that serves, or None if this is to end."""
+        while not self._stopping.wait(_LOOK_INTERVAL):
+            for engine in self._engines:
+                if engine.serving:
+                    return engine.bundle_dir
+        return None
+
+
 def _explained(status: int) -> str:
     hint = _HINTS.get(status)
     return f"{describe(status)}; {hint}" if hint else describe(status)
@@ -200,7 +280,8 @@ def main() -> int:
     publishers = metrics_publishers(telemetry, settings.metrics_dir, settings.properties.name)
     for publisher in publishers:
         publisher.start()
-    end = threading.Thread(target=_end_with_parent, args=(supervisors, publishers), daemon=True)
+    shadow = None if settings.shadow is None else ShadowEngine(settings.shadow, supervisors)
+    end = threading.Thread(target=_end_with_parent, args=(supervisors, shadow, publishers), daemon=True)
     end.start()
 
     folder = Path(settings.runtime_dir)
@@ -212,10 +293,14 @@ def main() -> int:
     watch(folder, lambda: needed(supervisors, formatters), give_up)
     if formatters is not None:
         formatters.start()
+    if shadow is not None:
+        shadow.start()
     with ThreadPoolExecutor(len(supervisors)) as threads:
         statuses = [*threads.map(Supervisor.run, supervisors)]
     if 0 in statuses:  # the arbiter is gone: the engines were stopped, and that thread ends this process
         end.join()
+    if shadow is not None:
+        shadow.kill()
     give_up()
     close_publishers(publishers)
     return max(statuses)
@@ -229,11 +314,15 @@ def needed(supervisors: Iterable[Supervisor], formatters: FormattersProcess | No
         yield from formatters.needed
 
 
-def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Publisher]) -> None:
+def _end_with_parent(
+    supervisors: Iterable[Supervisor], shadow: ShadowEngine | None, publishers: Iterable[Publisher]
+) -> None:
     """Kill the engines and exit when standard input ends, because the arbiter and all its workers are gone."""
     wait_for_end_of_parent()
     for supervisor in supervisors:
         supervisor.end_engine()
+    if shadow is not None:
+        shadow.kill()
     close_publishers(publishers)
     os._exit(0)
 

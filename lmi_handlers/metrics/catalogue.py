@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.metrics.series import Catalogue
+from lmi_handlers.metrics.shadow import SAMPLINGS, Outcome
 
 FAILURES = ("validation", "template", "overloaded", "generation", "dropped", "timeout", "not_ready")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
@@ -183,6 +184,43 @@ LOAD_SECONDS = _gauge(
     "phase",
     [phase.value for phase in LoadPhase],
 )
+SHADOW_ANSWERS = _counter(
+    "lmi_shadow_answers_total",
+    "answers",
+    "Answers that were chosen to be compared with the shadow engine, by outcome.",
+    "outcome",
+    [outcome.value for outcome in Outcome],
+)
+SHADOW_TOKENS = _counter(
+    "lmi_shadow_tokens_total", "tokens", "Tokens of the answers that were compared.", "sampling", SAMPLINGS
+)
+SHADOW_AGREEING_TOKENS = _counter(
+    "lmi_shadow_agreeing_tokens_total",
+    "tokens",
+    "Those of them that the shadow engine would have chosen.",
+    "sampling",
+    SAMPLINGS,
+)
+SHADOW_NATS = _counter(
+    "lmi_shadow_nats_total",
+    "nats",
+    "Sum of the shadow engine's negative log probabilities of these tokens.",
+    "sampling",
+    SAMPLINGS,
+)
+SHADOW_MODEL_NATS = _counter(
+    "lmi_shadow_model_nats_total",
+    "nats",
+    "Sum of those of the model's own engine. Zero if it gives none.",
+    "sampling",
+    SAMPLINGS,
+)
+SHADOW_READ_TOKENS = _counter(
+    "lmi_shadow_read_tokens_total", "tokens", "Tokens that the shadow engine has read, prompts included."
+)
+SHADOW_SECONDS = _histogram(
+    "lmi_shadow_seconds", "seconds", "Time in which it has read a prompt with its answer.", _REQUEST_SECONDS
+)
 LOG_LINES_DROPPED = _counter("lmi_log_lines_dropped_total", "lines", "Lines of the log that nobody read in time.")
 
 _PAGE = """\
@@ -246,6 +284,19 @@ ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count
 | `dropped` | was abandoned by its client |
 | `timeout` | took longer than `predict_timeout`; not one of TGI's causes |
 | `not_ready` | arrived while the engine was loading, restarting or shutting down; not one of TGI's causes |
+
+| `outcome` | the answer, with [a shadow engine](shadow.md) |
+| --- | --- |
+| `compared` | was read by the shadow engine |
+| `dropped` | found too many others waiting |
+| `not_ready` | came while the shadow engine did not serve |
+| `too_long` | has more tokens, with its prompt, than are compared; or none |
+| `failed` | could not be read; the log says why |
+
+| `sampling` | the tokens |
+| --- | --- |
+| `greedy` | were the most probable ones |
+| `sampled` | were drawn at random, or chosen under penalties, biases or a grammar |
 
 | `finished_reason` | the sequence |
 | --- | --- |

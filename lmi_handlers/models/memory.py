@@ -18,7 +18,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".h5", ".ck
 
 
 def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
-    """Return the bytes that the engines take: their weights, and the KV caches that options ask for.
+    """Return the bytes that the engines and the shadow take: their weights, and the KV caches that options ask for.
 
     Weights that are not on this machine yet, and the cache that an engine chooses itself, are left out.
     """
@@ -26,7 +26,8 @@ def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
     code = engine.custom_code
     copies = len(engine.replicas) if code is None else code.processes
     has_own_code = code is not None and code.options is None
-    return copies * (
+    shadow = 0 if engine.shadow is None else needed_memory(engine.shadow.properties, engine.shadow)
+    return shadow + copies * (
         _weights(properties, of_any_format=has_own_code)
         + (0 if cache is None else parse_bytes(cache, "option.kv_cache_memory_bytes"))
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.engine.formatters_process import FormattersProcess
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
-from lmi_handlers.engine.supervisor import Supervisor, needed
+from lmi_handlers.engine.supervisor import ShadowEngine, Supervisor, needed
 from lmi_handlers.telemetry.publisher import close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
 
@@ -33,6 +33,7 @@ class ModelProcesses:
         self._on_failure = on_failure
         self._supervisors = [Supervisor(replica) for replica in settings.each]
         self._formatters = None if settings.formatters is None else FormattersProcess(settings, self._fail)
+        self._shadow = None if settings.shadow is None else ShadowEngine(settings.shadow, self._supervisors)
         self._threads = [
             threading.Thread(target=self._run, args=(supervisor,), daemon=True) for supervisor in self._supervisors
         ]
@@ -44,6 +45,8 @@ class ModelProcesses:
         """Start the processes."""
         if self._formatters is not None:
             self._formatters.start()
+        if self._shadow is not None:
+            self._shadow.start()
         for thread in self._threads:
             thread.start()
         for publisher in self.publishers:
@@ -67,6 +70,8 @@ class ModelProcesses:
         self._stopping = True
         if self._formatters is not None:
             self._formatters.stop()
+        if self._shadow is not None:
+            self._shadow.stop()
         for supervisor in self._supervisors:
             supervisor.stop()
         for thread in self._threads:
@@ -79,6 +84,8 @@ class ModelProcesses:
         self._stopping = True
         for supervisor in self._supervisors:
             supervisor.end_engine()
+        if self._shadow is not None:
+            self._shadow.kill()
 
     def _run(self, supervisor: Supervisor) -> None:
         try:

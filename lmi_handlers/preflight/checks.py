@@ -27,6 +27,7 @@ from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
+from lmi_handlers.config.variables import without_options
 from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
@@ -39,23 +40,26 @@ from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache
 from lmi_handlers.model_files.fetch import preview
 from lmi_handlers.model_files.hub import ask_hub
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_gguf, locate_model
+from lmi_handlers.model_files.needed import weight_bytes
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
-from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, unreadable
+from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, of_shadow, unreadable
 from lmi_handlers.preflight.pages import local_runtime_page
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, check_sampling_defaults, read_chat_template
 from lmi_handlers.text.chat_template import syntax_error
+from lmi_handlers.text.checkpoint_tokenizer import TOKENIZER_FILE
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
+from lmi_handlers.text.vocabularies import difference
 from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.workers.environment import VARIABLE, withheld_from_code, withhold_credentials
 
-SOCKET = "lmi-01234567/formatters.sock"
+SOCKET = "lmi-01234567/shadow/engine-0.sock"
 """A socket in the directory for temporary files, as an example: with one model, no other has a longer name."""
 
-SOCKET_OF_MANY_MODELS = "lmi-01234567/model-01234567/formatters.sock"
+SOCKET_OF_MANY_MODELS = "lmi-01234567/model-01234567/shadow/engine-0.sock"
 
 _LONGEST_SOCKET = 107 if sys.platform == "linux" else 103
 """Bytes of a socket's whole path."""
@@ -89,6 +93,8 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     if excess := _excess_memory(properties, backend):
         yield excess
     yield from registry().unusable.values()
+    if configuration.shadow is not None:
+        yield from map(of_shadow, configuration.shadow.loaded.warnings(configuration.shadow.backend))
 
 
 def _uninstalled(configuration: Configuration) -> Iterator[str]:
@@ -212,6 +218,21 @@ def preview_precision(configuration: Configuration) -> str:
     header = None if file is None else read_gguf_header(file)
     chosen = choose_precision(configuration.selection.name, configuration.properties, header)
     return "" if chosen is None else f"Computes in {chosen[0]}: {chosen[1]}"
+
+
+def preview_shadow(configuration: Configuration, environ: Mapping[str, str]) -> str:
+    """Say which engine reads a share of the answers and what it needs, or return "" if none does. Raises `ConfigError`."""
+    shadow, share = configuration.shadow, configuration.properties.shadow_share
+    if shadow is None:
+        return ""
+    environ = without_options(environ)
+    path = _located(shadow, environ) if shadow.backend.needs_model or shadow.properties.model_id is not None else None
+    download, _ = preview_download(shadow, environ)
+    needs = f"\nIts weights need {weight_bytes(path) / 2**30:.2f} GiB of memory beside the model's." if path else ""
+    return (
+        f"A shadow engine reads {100 * share:g} % of the answers afterwards: {shadow.properties.name} on backend "
+        f"{shadow.selection.name}: {shadow.selection.reason}{needs}" + (f"\n{download}" if download else "")
+    )
 
 
 def check_formatters(configuration: Configuration) -> None:
@@ -391,6 +412,41 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
         choose_reasoning_format(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
 
 
+def _check_shadow(configuration: Configuration, environ: Mapping[str, str]) -> None:
+    """Check the shadow's configuration like a model's, and that it can read the model's answers."""
+    shadow = configuration.shadow
+    if shadow is None:
+        return
+    causes = [*mistakes(shadow, without_options(environ))]
+    if shadow.answered_by is not AnsweredBy.ENGINE or shadow.formatters is not None:
+        causes.append("code of the shadow's own and tasks are not supported")
+    for name, properties in (("the model", configuration.properties), ("the shadow", shadow.properties)):
+        if properties.pools:
+            causes.append(f"{name} generates no text (option.task={properties.task})")
+    if "prompt_logprobs" in shadow.backend.unsupported:
+        causes.append(f"the backend {shadow.selection.name} gives no log probabilities of prompts")
+    if not causes and (difference := _other_vocabulary(configuration, shadow, environ)):
+        causes.append(difference)
+    if causes:
+        raise ConfigError("\n".join(map(of_shadow, causes)))
+
+
+def _other_vocabulary(configuration: Configuration, shadow: Configuration, environ: Mapping[str, str]) -> str:
+    """Say how the two vocabularies differ, if both have a tokenizer.json here. Otherwise the shadow engine compares them."""
+    paths = [_located(configuration, environ), _located(shadow, without_options(environ))]
+    one, other = (None if path is None or not (path / TOKENIZER_FILE).is_file() else path for path in paths)
+    if one is None or other is None or one == other:
+        return ""
+    return difference(one, other)
+
+
+def _check_no_shadow(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if configuration.properties.shadow_model is not None:
+        raise ConfigError(
+            f"option.shadow_model needs a model that an engine serves: this is {configuration.answered_by.value}"
+        )
+
+
 _ENGINE, _TASK, _CODE = AnsweredBy.ENGINE, AnsweredBy.TASK, AnsweredBy.OWN_CODE
 _ALL = tuple(AnsweredBy)
 
@@ -414,6 +470,8 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_task, (_TASK,)),
     (_check_model, (_ENGINE, _TASK)),  # the model's own code loads it itself
     (_check_chat_template, (_ENGINE,)),
+    (_check_shadow, (_ENGINE,)),
+    (_check_no_shadow, (_TASK, _CODE)),
 )
 """All checks, in order, and for which kinds of models each is made. What is forbidden is forbidden for all of them."""
 

@@ -18,15 +18,21 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.decorators import OUTPUT_FORMATTER
 from lmi_handlers.config.environment import all_variables
 from lmi_handlers.config.formatter_code import FormatterCode, find_formatter_scripts
-from lmi_handlers.config.properties import LoadedProperties, ServingProperties, examine_properties, load_properties
+from lmi_handlers.config.properties import (
+    FILE_NAME,
+    LoadedProperties,
+    ServingProperties,
+    examine_properties,
+    load_properties,
+)
 from lmi_handlers.config.replicas import VISIBLE, plan_replicas
 from lmi_handlers.config.scripts import Script, find_requirements, find_script
 from lmi_handlers.config.server_settings import ServerSettings
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.config.tasks import find_task
-from lmi_handlers.config.variables import SM_VLLM, Given
+from lmi_handlers.config.variables import SM_VLLM, Given, without_options
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.engine.settings import EngineSettings
+from lmi_handlers.engine.settings import EngineSettings, shadow_dir
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import (
     DEFAULT_MODEL_NAME,
@@ -52,7 +58,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     With `custom_code`, the model's own code or a task answers all requests, and no engine is used. `replicas` has the
     GPUs of each engine, "" for those that are visible anyway. With `formatters`, requests and answers of the invoke routes
-    pass through them.
+    pass through them. `shadow` is the configuration of the engine that reads a share of the answers afterwards.
     """
 
     settings: ServerSettings
@@ -62,6 +68,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     custom_code: CustomCode | None = None
     replicas: tuple[str, ...] = ("",)
     formatters: FormatterCode | None = None
+    shadow: Configuration | None = None
 
     @property
     def properties(self) -> ServingProperties:
@@ -104,7 +111,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
             replicas=self.replicas,
             formatters=self.formatters,
             model=model,
+            shadow=None if self.shadow is None else self._shadow_settings(self.shadow, runtime_dir, started, model),
         )
+
+    @staticmethod
+    def _shadow_settings(shadow: Configuration, runtime_dir: str, started: float, model: str) -> EngineSettings:
+        """Return the settings of one engine, whatever the number of GPUs."""
+        settings = shadow.engine_settings(str(shadow_dir(Path(runtime_dir))), started, model)
+        return msgspec.structs.replace(settings, replicas=settings.replicas[:1])
 
 
 CUSTOM_CODE = BackendDeclaration(name="model.py", location="", needs_model=False, passes_options=True)
@@ -156,7 +170,9 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
     return configuration
 
 
-def examine_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:
+def examine_configuration(
+    environ: Mapping[str, str], overrides: Mapping[str, str] | None = None, *, is_shadow: bool = False
+) -> Configuration:
     """Return what `read_configuration` does, for `checks.mistakes`: those in `loaded` are among them.
 
     Raises `ConfigError`, with one mistake per line, if one of them leaves nothing that can be examined further.
@@ -173,7 +189,7 @@ def examine_configuration(environ: Mapping[str, str], overrides: Mapping[str, st
         config_file = find_config(loaded.properties, default_cache_dir(environ))
         if (task := find_task(loaded.properties, config_file, registry().requested(loaded.properties))) is not None:
             return _with_task(settings, loaded, *task, environ)
-        return _with_engine(settings, loaded, config_file, environ)
+        return _with_shadow(_with_engine(settings, loaded, config_file, environ), environ, is_shadow=is_shadow)
     except (ConfigError, OSError) as error:
         cause = unreadable(error) if isinstance(error, OSError) else error
         raise ConfigError("\n".join((*(loaded.mistakes if loaded is not None else ()), str(cause)))) from error
@@ -234,6 +250,34 @@ def _with_engine(
         replicas=plan_replicas(loaded, environ, gpus, splits="tensor_parallel_degree" in backend.reads),
         formatters=formatters,
     )
+
+
+def _with_shadow(configuration: Configuration, environ: Mapping[str, str], *, is_shadow: bool) -> Configuration:
+    """Return the configuration with that of the model's shadow, if it is to have one. Raises `ConfigError`.
+
+    Variables that set options of the model say nothing about its shadow.
+    """
+    directory = configuration.properties.shadow_model
+    if directory is None:
+        return configuration
+    if is_shadow:
+        raise ConfigError(f"option.shadow_model={directory} is set for a shadow, which has none itself")
+    path = Path(configuration.properties.model_dir or ".") / Path(directory).expanduser()
+    if not (path / FILE_NAME).is_file():
+        raise ConfigError(
+            f"option.shadow_model={directory} must be a folder with a {FILE_NAME} "
+            f"(from {configuration.loaded.source('option.shadow_model')})"
+        )
+    try:
+        shadow = examine_configuration(model_environ(without_options(environ), str(path)), is_shadow=True)
+    except ConfigError as error:
+        raise ConfigError("\n".join(map(of_shadow, str(error).splitlines()))) from error
+    return msgspec.structs.replace(configuration, shadow=shadow)
+
+
+def of_shadow(mistake: str) -> str:
+    """Return an error in the shadow's configuration as one of the model's."""
+    return f"option.shadow_model: {mistake}"
 
 
 _PLACEMENT = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree", "option.device_map", "minWorkers")

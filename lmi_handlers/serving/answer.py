@@ -19,6 +19,7 @@ from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.parsed import Parsed
+from lmi_handlers.serving.shadow import Sample
 from lmi_handlers.text.sequence import SequenceText
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ class Answer:
         parsed: Parsed,
         run_beside: RunBeside = at_once,
         keep_alive: float = math.inf,
+        sample: Sample | None = None,
     ) -> None:
-        """A stream that has been silent for `keep_alive` seconds says that it goes on."""
+        """A stream that has been silent for `keep_alive` seconds says that it goes on. `sample` is for the shadow engine."""
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
@@ -81,6 +83,7 @@ class Answer:
         self._text: list[str] = []
         self._run_beside = run_beside
         self._keep_alive = keep_alive if formatter.streams else math.inf
+        self._sample = sample
         self._size = 0
         self._token_times: list[float | None] = [None] * len(texts)
         self._token_counts = [0] * len(texts)
@@ -140,8 +143,12 @@ class Answer:
                 self.usage.joined = generation.joined
         if last:
             yield last
+        if self._sample is not None and self.failure is None:
+            self._sample.end()
 
     def _feed(self, item: SequenceOutput) -> bytes:
+        if self._sample is not None:
+            item = self._sample.feed(item)
         usage, output = self.usage, item.output
         now = time.monotonic()
         if usage.first_token_time is None:

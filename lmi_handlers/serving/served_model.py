@@ -32,6 +32,7 @@ from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registr
 from lmi_handlers.engine.client import InFlightRequest
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas
+from lmi_handlers.engine.settings import engine_socket_path, shadow_dir
 from lmi_handlers.engine.status import EngineState, Status, not_ready
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.serving.answer import Answer, PooledPrompt
@@ -41,6 +42,7 @@ from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.serving.served import PATIENCE, Served
+from lmi_handlers.serving.shadow import Shadow
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
@@ -69,15 +71,23 @@ class ServedModel(Served):
         self._keep_alive = float(properties.sse_keep_alive) or math.inf
         self._loaded: LoadedText | None = None
         self._text: tuple[TextBundle, Tokenizer] | None = None
+        self._shadow: Shadow | None = None
+        if properties.shadow_model is not None:
+            socket_path = engine_socket_path(shadow_dir(self.runtime_dir))
+            self._shadow = Shadow(properties, socket_path, self.metrics, self._has_room)
 
     def start(self) -> None:
         """Connect to the engine in the background."""
         self._client.start()
         if self.formatters is not None:
             self.formatters.start()
+        if self._shadow is not None:
+            self._shadow.start()
 
     def close(self) -> None:
         self._client.close()
+        if self._shadow is not None:
+            self._shadow.close()
         if self.formatters is not None:
             self.formatters.close()
         super().close()
@@ -175,7 +185,8 @@ class ServedModel(Served):
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        generation = self._generate(loaded, request, prompts, deadline)
+        sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
+        generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
         formatter = parsed.formatter(request, rendered)
         texts: Sequence[SequenceText | PooledPrompt]
         if request.pooling_params is not None:
@@ -191,7 +202,9 @@ class ServedModel(Served):
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
         usage.block_size = loaded.capabilities.block_size
-        return Answer(generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive)
+        return Answer(
+            generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive, sample
+        )
 
     def explain(
         self, parsed: Parsed, body: object, chosen: ChosenDialect, usage: Usage, deadline: Deadline
@@ -266,6 +279,10 @@ class ServedModel(Served):
             tokenizer=loaded.tokenizer,
             deadline=deadline,
         )
+
+    def _has_room(self) -> bool:
+        """Tell whether at most half of the places are taken in each engine's batch, as far as this worker knows."""
+        return self._loaded is not None and 2 * self._client.load <= self._loaded.capabilities.max_num_seqs
 
     @property
     def _lacks_formatters(self) -> bool:

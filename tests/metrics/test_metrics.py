@@ -313,6 +313,7 @@ def test_token_counts_and_durations(slow_server: Server) -> None:
     assert seen['vllm:request_prompt_tokens_bucket{le="2.0"}'] == 2
     assert 1 <= seen["vllm:inter_token_latency_seconds_count"] <= 8  # not those that arrive with a first token
     sums = {name: value for name, value in seen.items() if name.endswith("_seconds_sum") or "duration_sum" in name}
+    assert sums.pop("lmi_shadow_seconds_sum") == 0
     assert len(sums) == 13
     assert all(0 < value <= passed for value in sums.values())
     end_to_end = seen["vllm:e2e_request_latency_seconds_sum"]

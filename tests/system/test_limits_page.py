@@ -20,7 +20,7 @@ from lmi_handlers.media import images
 from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
-from lmi_handlers.serving import conversation, served
+from lmi_handlers.serving import conversation, served, shadow
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
 from lmi_handlers.web import api_keys, forms, receipt
@@ -67,6 +67,8 @@ FIXED: dict[str, float] = {
     "memory for decoding a sound": constant("lmi_handlers/tasks/sound_decoder.py", "MEMORY_LIMIT") * 2**30,
     "blocks in a file of shared prefixes": prefix_file.MAX_SLOTS,
     "seconds that a prompt waits for a part of it": prefix_store.PATIENCE,
+    "answers that wait for [a shadow](shadow.md), per web worker; then they are not compared": shadow.MAX_WAITING,
+    "tokens of a prompt and its answer that a shadow reads": shadow.MAX_TOKENS,
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
     "answers of an engine that [retries](retries.md) can join": shared_answers.MAX_ANSWERS,
     "bytes of these answers": shared_answers.MAX_BYTES,

@@ -88,6 +88,7 @@ PAGES = {
     "docs/retries.md": Setting("echo_server"),
     "docs/scaling.md": Setting(files=MODEL, replaced={"/models/llama": "model"}),
     "docs/sessions.md": Setting("echo_server"),
+    "docs/shadow.md": Setting("echo_server"),
     "docs/tgi.md": Setting("echo_server"),
     "docs/testing-applications.md": Setting(files=MODEL),
     "sagemaker/README.md": Setting(files={"serving.properties": ECHO}, in_repository=("examples", "sagemaker", "docs")),
