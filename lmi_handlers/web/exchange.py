@@ -179,7 +179,7 @@ class Exchange:
 
     def _identified(self, parsed: Parsed) -> Parsed:
         """Add the identity of the request, if its client has given it one."""
-        identified = identify(parsed.request, request.headers, self._given_attributes, self.usage.key_label)
+        identified = identify(parsed.request, request.headers, self._given_attributes, self.usage)
         return parsed if identified is parsed.request else msgspec.structs.replace(parsed, request=identified)
 
     def _explain(

@@ -1,6 +1,6 @@
 """The identity of a request: what it has in common with its client's later attempts, and with no other request.
 
-It is what the client says, so it counts only together with an equal body and the same API key.
+It is what the client says, so it counts only together with an equal body, the same API key and the same tenant.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 from werkzeug.datastructures import Headers
 
 from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.usage import Usage
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
@@ -26,9 +27,9 @@ ATTRIBUTE = "idempotency-key"
 
 
 def identify(
-    request: GenerationRequest, headers: Headers, attributes: Mapping[str, str], key_label: str
+    request: GenerationRequest, headers: Headers, attributes: Mapping[str, str], usage: Usage
 ) -> GenerationRequest:
-    """Return the request with its identity, or as it is if it has none. `key_label` is that of its API key.
+    """Return the request with its identity, or as it is if it has none. `usage` says whose it is.
 
     A client may ask for the same twice in a session, and want two answers. So a session counts only where these would be
     equal. A seed that the server has chosen becomes one that it would choose again.
@@ -40,7 +41,7 @@ def identify(
         given = f"{SESSION_ID}: {session}" if session and session != NEW_SESSION else None
     if not given:
         return request
-    identity = msgspec.msgpack.encode((key_label, given))
+    identity = msgspec.msgpack.encode((usage.key_label, usage.tenant, given))
     if request.has_random_seed:
         seed = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") or 1
         params = msgspec.structs.replace(params, seed=seed)

@@ -18,6 +18,7 @@ from werkzeug.datastructures import Headers
 
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Usage
 from lmi_handlers.web.identity import ATTRIBUTE, IDEMPOTENCY_KEY, INFERENCE_ID, SESSION_ID, identify
 
 RATE = 10
@@ -131,18 +132,19 @@ def test_stop_strings_and_n_are_those_of_each_client(server: Server) -> None:
 
 
 GREEDY, SEEDED, RANDOM = SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams()
+NOBODYS = Usage(started=0.0)
 
 
 def identified(
     params: SamplingParams,
     headers: dict[str, str],
     attributes: dict[str, str] | None = None,
-    key_label: str = "",
+    usage: Usage = NOBODYS,
     *,
     has_random_seed: bool = False,
 ) -> GenerationRequest:
     request = GenerationRequest(request_id="r", prompts=(), sampling_params=params, has_random_seed=has_random_seed)
-    return identify(request, Headers(headers), attributes or {}, key_label)
+    return identify(request, Headers(headers), attributes or {}, usage)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,10 @@ def test_identity(params: SamplingParams, headers: dict[str, str], attributes: d
     assert (identified(params, headers, attributes).identity is not None) is has_one
 
 
-def test_identities_of_two_keys_differ() -> None:
-    blue, red = (identified(RANDOM, {INFERENCE_ID: "a"}, key_label=label) for label in ("blue", "red"))
-    assert blue.identity != red.identity
+def test_identities_of_two_keys_and_of_two_tenants_differ() -> None:
+    names = ("blue", "red")
+    owners = [Usage(0.0, key_label=name) for name in names] + [Usage(0.0, tenant=name) for name in names]
+    assert len({identified(RANDOM, {INFERENCE_ID: "a"}, None, owner).identity for owner in owners}) == 4
 
 
 def test_seed_that_the_server_chooses_is_the_same_for_all_attempts() -> None:
