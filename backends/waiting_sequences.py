@@ -1,4 +1,4 @@
-"""Sequences that wait for their grammar or images before the backend hands them to its engine."""
+"""Sequences that wait for their grammar or media before the backend hands them to its engine."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ logger = logging.getLogger(__name__)
 _WAIT = 0.02
 
 Compiled = TypeVar("Compiled")
-Images = TypeVar("Images")
+Media = TypeVar("Media")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[Compiled, Images]):
-    """A sequence that can start, with the grammar and images it waited for."""
+class Prepared(Generic[Compiled, Media]):
+    """A sequence that can start, with the grammar and media it waited for."""
 
     request: TokenRequest
     grammar: Compiled | None
-    images: Images | None
+    media: Media | None
 
 
-class WaitingSequences(Generic[Compiled, Images]):
+class WaitingSequences(Generic[Compiled, Media]):
     """The waiting sequences by request id, in order of arrival. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[TokenRequest, Future[Compiled] | None, Future[Images] | None]] = {}
+        self._entries: dict[str, tuple[TokenRequest, Future[Compiled] | None, Future[Media] | None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, request: TokenRequest, grammar: Future[Compiled] | None, images: Future[Images] | None) -> None:
-        """Add a sequence that can start once its grammar and its images are ready."""
-        self._entries[request.request_id] = request, grammar, images
+    def add(self, request: TokenRequest, grammar: Future[Compiled] | None, media: Future[Media] | None) -> None:
+        """Add a sequence that can start once its grammar and its media are ready."""
+        self._entries[request.request_id] = request, grammar, media
 
     def discard(self, request_id: str) -> bool:
         """Drop a sequence. Returns False if the id is unknown."""
@@ -53,16 +53,16 @@ class WaitingSequences(Generic[Compiled, Images]):
                 future.cancel()
         return True
 
-    def collect(self) -> tuple[list[Prepared[Compiled, Images]], list[TokenOutput]]:
+    def collect(self) -> tuple[list[Prepared[Compiled, Media]], list[TokenOutput]]:
         """Remove finished entries. Returns the sequences that can start and an error output for each failed one."""
-        ready: list[Prepared[Compiled, Images]] = []
+        ready: list[Prepared[Compiled, Media]] = []
         refused = []
-        for request, grammar, images in list(self._entries.values()):
-            if not all(future is None or future.done() for future in (grammar, images)):
+        for request, grammar, media in list(self._entries.values()):
+            if not all(future is None or future.done() for future in (grammar, media)):
                 continue
             del self._entries[request.request_id]
             try:
-                ready.append(Prepared(request, _result(grammar), _result(images)))
+                ready.append(Prepared(request, _result(grammar), _result(media)))
             except RequestError as error:
                 refused.append(refusal(request.request_id, error))
             except Exception as error:

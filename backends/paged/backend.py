@@ -39,7 +39,7 @@ from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.thinking import ThinkingMarks
 
 if TYPE_CHECKING:
-    from backends.image_preparer import ImagePreparer
+    from backends.media_preparer import MediaPreparer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class PagedBackend(Backend):
         max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
         enable_prefix_caching: bool = True,
         prompt_lookup_num_tokens: int = 0,
-        images: ImagePreparer[Any] | None = None,
+        images: MediaPreparer[Any] | None = None,
         watermark: Callable[[], Any] | None = None,
         adapters: AdapterCache | None = None,
         thinking: ThinkingMarks | None = None,
@@ -245,7 +245,7 @@ class PagedBackend(Backend):
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
         images = None
-        if self._images is not None and request.prompt.image_prompt is not None:
+        if self._images is not None and request.prompt.media_prompt is not None:
             images = self._images.submit(request)
         if grammar is None and images is None:
             self._start_or_wait(Prepared(request, None, None))
@@ -403,7 +403,7 @@ class PagedBackend(Backend):
     def _restore(self, item: _Prepared) -> Restoring | None:
         """Start to read a prompt's beginning from the file, as far as it may be shared."""
         request = item.request
-        token_ids = [*(request.prompt.token_ids if item.images is None else item.images.token_ids), *request.generated]
+        token_ids = [*(request.prompt.token_ids if item.media is None else item.media.token_ids), *request.generated]
         if self._prefixes is None or request.sampling_params.prompt_logprobs is not None:
             return None
         return self._prefixes.restore(self._scheduler.digests(token_ids[:-1], self._cache_key(request), []))
@@ -417,7 +417,7 @@ class PagedBackend(Backend):
 
     def _start(self, item: _Prepared, adapter: Any | None = None) -> None:
         """Raises `InvalidRequest` if the prompt with its images is too long, or its grammar forbids what was generated."""
-        request, images = item.request, item.images
+        request, images = item.request, item.media
         params = request.sampling_params
         token_ids = list(request.prompt.token_ids if images is None else images.token_ids)
         if images is not None:
@@ -557,7 +557,7 @@ class PagedBackend(Backend):
 
     def _cache_key(self, request: TokenRequest) -> bytes:
         """Return what tells prompts with the same tokens apart: the adapter, the client's salt and the images."""
-        adapter, salt, images = request.prompt.adapter, request.prompt.cache_salt, request.prompt.image_prompt
+        adapter, salt, images = request.prompt.adapter, request.prompt.cache_salt, request.prompt.media_prompt
         if adapter is None and salt is None and images is None:
             return b""
         parts = [self._adapters.key(adapter) if self._adapters is not None and adapter else b""]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.workers.environment import child_environment
-from lmi_handlers.workers.process import KeptProcess, describe
+from lmi_handlers.workers.process import KeptProcess, describe, free_ports
 
 PORT, SOCKET = "{port}", "{socket}"
 """Stand for the port or for the path of the Unix socket in the command."""
@@ -48,7 +47,7 @@ class StartedEngine:
             self.url = "http://localhost"
             words = [word.replace(SOCKET, str(self.socket)) for word in command]
         else:
-            port = _free_port()
+            [port] = free_ports(1)
             self.url = f"http://127.0.0.1:{port}"
             words = [word.replace(PORT, str(port)) for word in command]
         try:
@@ -75,10 +74,3 @@ class StartedEngine:
         self._process.end()
         if self.socket is not None:
             self.socket.unlink(missing_ok=True)
-
-
-def _free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port

@@ -33,7 +33,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.thinking import ThinkingMarks
-from lmi_handlers.media.images import max_images
+from lmi_handlers.media.files import max_images
 from lmi_handlers.text.bundle import TOKENIZER_FILE, load_processor
 
 GREENLIST_RATIO = 0.5
@@ -84,10 +84,10 @@ class TransformersBackend(PagedBackend):
             )
 
         images = None
-        if processor is not None:
-            from backends.image_preparer import ImagePreparer
+        if getattr(processor, "image_processor", None) is not None:
+            from backends.media_preparer import MediaPreparer
 
-            images = ImagePreparer(ImageProcessor(processor, model.dtype).process)
+            images = MediaPreparer(ImageProcessor(processor, model.dtype).process)
         # Image models have their own positions and masks, which only the library's own generation code handles.
         choose = sequential_runner if images is not None else partial(choose_runner, max_model_len=length)
         runner = choose(model, num_blocks=num_blocks, max_loras=max_loras)

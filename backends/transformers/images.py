@@ -12,7 +12,7 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import TokenRequest
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from backends.media_preparer import DecodedMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ImageProcessor:
         self._processor = processor
         self._dtype = dtype
 
-    def process(self, request: TokenRequest, images: list[Image.Image]) -> ImageInputs:
+    def process(self, request: TokenRequest, media: DecodedMedia) -> ImageInputs:
         """Return the model's input for a prompt. Raises `InvalidRequest` if text and images do not match."""
-        assert request.prompt.image_prompt is not None  # noqa: S101  only called for prompts with images
-        text = request.prompt.image_prompt.text
+        assert request.prompt.media_prompt is not None  # noqa: S101  only called for prompts with images
+        text = request.prompt.media_prompt.text
         try:
             # The chat template has added the special tokens. Images are nested because the batch has one prompt.
-            batch = self._processor(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")
+            batch = self._processor(text=[text], images=[media.images], add_special_tokens=False, return_tensors="pt")
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a model's processor may raise anything for images that do not fit

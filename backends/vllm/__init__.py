@@ -43,6 +43,7 @@ DECLARATION = BackendDeclaration(
         "enable_chunked_prefill",
         "guided_decoding_backend",
         "limit_mm_per_prompt",
+        "max_audio_seconds",
         "enable_lora",
         "max_loras",
         "max_lora_rank",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image
 from vllm import LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
@@ -28,12 +27,14 @@ from backends.base import Backend, ModelFiles
 from backends.continuation import NOT_CONTINUED, within_prompt
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
-from backends.image_preparer import ImagePreparer
+from backends.media_preparer import DecodedMedia, MediaPreparer
+from backends.sounds import SoundReader
 from backends.vllm import DECLARATION
 from backends.vllm.adapters import EngineAdapters
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
+from backends.vllm.media import taken_media
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.offload import configure_offloading, keeps_salts_apart
 from backends.vllm.sampling import engine_sampling_params, token_output
@@ -46,6 +47,7 @@ from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.media.files import max_sounds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,7 +65,7 @@ class VLLMBackend(Backend):
 
     declaration = DECLARATION
 
-    def __init__(self, engine: LLMEngine, model: ModelFiles) -> None:
+    def __init__(self, engine: LLMEngine, model: ModelFiles, properties: ServingProperties) -> None:
         """Wrap the engine and load the adapters. Raises `ConfigError` if one does not fit the model."""
         self._engine = engine
         config = engine.vllm_config
@@ -78,10 +80,11 @@ class VLLMBackend(Backend):
         self._progress = 0
         self._waiting_sequences: WaitingSequences[str, EngineInput] = WaitingSequences()
         self._grammars: GrammarCompiler[str] | None = None
-        self._images: ImagePreparer[EngineInput] | None = None
-        processor = engine.renderer.mm_processor
-        if processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0:
-            self._images = ImagePreparer(self._render)
+        media = taken_media(engine, max_sounds(properties.limit_mm_per_prompt))
+        self._media: MediaPreparer[EngineInput] | None = None
+        if media.images or media.sound_rate is not None:
+            sounds = None if media.sound_rate is None else SoundReader(media.sound_rate, properties.max_audio_seconds)
+            self._media = MediaPreparer(self._render, sounds)
         self._workers = workers_of(engine)
         self._adapters = EngineAdapters(engine)
         for name, folder in model.adapters.items():
@@ -110,7 +113,9 @@ class VLLMBackend(Backend):
             adapters=self._adapters.names,
             device=config.device_config.device_type,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
-            takes_images=self._images is not None,
+            takes_images=media.images,
+            takes_sounds=media.sound_rate is not None,
+            sound_marks=media.sound_marks,
             takes_cache_salt=keeps_salts_apart(config),
             continues=True,
             not_continued=NOT_CONTINUED,
@@ -130,7 +135,7 @@ class VLLMBackend(Backend):
         if model.thinking is not None and arguments.reasoning_config is None:
             arguments.reasoning_config = reasoning_config(model.thinking)
         engine = start_engine(arguments, properties, report)
-        return cls(engine, model)
+        return cls(engine, model, properties)
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
@@ -148,15 +153,15 @@ class VLLMBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence, after trying its grammar and preparing its images. Raises `InvalidRequest`."""
+        """Start a sequence, after trying its grammar and preparing its images and sounds. Raises `InvalidRequest`."""
         request = within_prompt(request)
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
-        images = None if self._images is None else self._images.submit(request)
-        if grammar is None and images is None:
+        media = None if self._media is None else self._media.submit(request)
+        if grammar is None and media is None:
             self._start(request)
         else:
-            self._waiting_sequences.add(request, grammar, images)
+            self._waiting_sequences.add(request, grammar, media)
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence. vLLM returns no further output for it."""
@@ -192,7 +197,7 @@ class VLLMBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
+        """Number of sequences whose grammar or media are being prepared, at most `max_num_seqs`."""
         return min(len(self._waiting_sequences), self._capabilities.max_num_seqs)
 
     @property
@@ -216,11 +221,11 @@ class VLLMBackend(Backend):
         self._workers.check_health()
 
     def close(self) -> None:
-        """Stop vLLM's worker processes, if there are any, and the processes that try grammars and prepare images."""
+        """Stop vLLM's worker processes, if there are any, and the processes that try grammars and prepare media."""
         if self._grammars is not None:
             self._grammars.close()
-        if self._images is not None:
-            self._images.close()
+        if self._media is not None:
+            self._media.close()
         self._engine.engine_core.shutdown()
 
     def read_adapter(self, name: str, folder: Path) -> None:  # noqa: ARG002  the base class's
@@ -245,7 +250,7 @@ class VLLMBackend(Backend):
         return {None if request is None else request.lora_name for request in requests}
 
     def _start(self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None) -> None:
-        """Hand a sequence to vLLM. `grammar` and `prompt` are the compiled grammar's text and the prompt with images.
+        """Hand a sequence to vLLM. `grammar` and `prompt` are the compiled grammar's text and the prompt with media.
 
         Raises `InvalidRequest`.
         """
@@ -283,24 +288,25 @@ class VLLMBackend(Backend):
         prepared, refused = self._waiting_sequences.collect()
         for item in prepared:
             try:
-                self._start(item.request, item.grammar, item.images)
+                self._start(item.request, item.grammar, item.media)
             except InvalidRequest as error:  # noqa: PERF203  one failure must not affect the others
                 refused.append(refusal(item.request.request_id, error))
         return refused
 
-    def _render(self, request: TokenRequest, images: list[Image.Image]) -> EngineInput:
-        """Run vLLM's processor, which expands each image token as the model needs. Raises `InvalidRequest`.
+    def _render(self, request: TokenRequest, media: DecodedMedia) -> EngineInput:
+        """Run vLLM's processor, which expands each placeholder as the model needs. Raises `InvalidRequest`.
 
-        vLLM's cache of processed images is not used. Its other half is in the engine, and would lack the image if the
+        vLLM's cache of processed media is not used. Its other half is in the engine, and would lack the image if the
         request were aborted in between.
         """
-        tokens = {"prompt_token_ids": request.prompt.token_ids, "multi_modal_data": {"image": images}}
+        data = {kind: items for kind, items in (("image", media.images), ("audio", media.sounds)) if items}
+        tokens = {"prompt_token_ids": request.prompt.token_ids, "multi_modal_data": data}
         try:
             rendered: EngineInput = self._engine.renderer.render_cmpl([tokens], skip_mm_cache=True)[0]
         except MemoryError:
             raise
-        except Exception as error:  # a model's processor may raise anything for images that do not fit
-            raise InvalidRequest(f"vLLM rejected the images: {one_line(error)}", field="messages") from error
+        except Exception as error:  # a model's processor may raise anything for media that do not fit
+            raise InvalidRequest(f"vLLM rejected the images or sounds: {one_line(error)}", field="messages") from error
         return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:

@@ -112,7 +112,7 @@ def token_output(output: RequestOutput, request: TokenRequest, *, first: bool) -
         prompt_top_logprobs=prompt_top_logprobs,
         finish_reason=finish_reason,
         error=error,
-        num_prompt_tokens=None if request.prompt.image_prompt is None else prompt_len,
+        num_prompt_tokens=None if request.prompt.media_prompt is None else prompt_len,
         num_cached_tokens=None if cached is None else min(cached, prompt_len),
     )
 

@@ -42,6 +42,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_schema_bytes: int
     min_priority: int
     max_image_bytes: int
+    max_audio_bytes: int | None
     max_prompt_logprobs: int
 
     @classmethod
@@ -50,20 +51,21 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{name: getattr(properties, name) for name in cls.__struct_fields__})
 
     def check_text(self, data: bytes) -> None:
-        """Check the size of a body. Images in `data:` URLs have their own limit."""
+        """Check the size of a body. Images and sounds in base64 have their own limit."""
         if len(data) <= self.max_text_bytes:
             return
-        images = _data_url_bytes(data)
-        if images > self.max_image_bytes // 3 * 4 + _URL_HEADS:
+        files = _data_url_bytes(data)
+        most = max(self.max_image_bytes, self.max_audio_bytes or 0)
+        if files > most // 3 * 4 + _URL_HEADS:
             raise PayloadTooLarge(
-                f"the request body has {images} bytes of images in data: URLs; images may have at most "
-                f"{self.max_image_bytes} as files (option.max_image_bytes)",
+                f"the request body has {files} bytes of images and sounds in base64; they may have at most {most} as files "
+                "(option.max_image_bytes, option.max_audio_bytes)",
                 code="images_too_large",
             )
-        size = len(data) - images
+        size = len(data) - files
         if size > self.max_text_bytes:
             raise PayloadTooLarge(
-                f"the request body has {size} bytes besides images; at most {self.max_text_bytes} are allowed "
+                f"the request body has {size} bytes besides images and sounds; at most {self.max_text_bytes} are allowed "
                 "(option.max_text_bytes)",
                 code="text_too_large",
             )
@@ -297,7 +299,7 @@ def _checks_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Check], ...]:
 
 
 def _data_url_bytes(data: bytes) -> int:
-    """Return how many bytes of a JSON body are images in plain ASCII, which is cheap to decode."""
+    """Return how many bytes of a JSON body are images and sounds in plain ASCII, which is cheap to decode."""
     total = end = 0
     for start in islice(_data_urls(data), _MAX_DATA_URLS):
         if start < end or data[start - 1 : start] == b"\\":
@@ -310,7 +312,7 @@ def _data_url_bytes(data: bytes) -> int:
 
 
 def _data_urls(data: bytes) -> Iterator[int]:
-    """Yield where the quote before each image is: a `data:` URL, or Anthropic's `"data"` with the base64 alone."""
+    """Yield where the quote before each file is: a `data:` URL, or the base64 alone in Anthropic's or OpenAI's `"data"`."""
     for start in range(0, len(data), _CHUNK):
         for match in _DATA_URL.finditer(data, start, start + _CHUNK + _LONGEST):
             yield match.end() - 1 if match.group().endswith(b'"') else match.start()

@@ -624,8 +624,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     allowed_media_domains: Annotated[
         str | None,
         Option(
-            "Hosts from which images in chats may be fetched over https, separated by commas: `host` or `host:port`. Defaults "
-            "to none.",
+            "Hosts from which images and sounds in chats may be fetched over https, separated by commas: `host` or `host:port`. "
+            "Defaults to none.",
             server=True,
         ),
     ] = None
@@ -639,7 +639,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = None
     limit_mm_per_prompt: Annotated[
         str | None,
-        Option('Maximum number of images per request, in vLLM\'s format: `{"image": 4}`. Defaults to 16.', server=True),
+        Option(
+            "Maximum number of images and of sounds per request, in vLLM's format: "
+            '`{"image": 4, "audio": 2}`. Each defaults to 16.',
+            server=True,
+        ),
     ] = None
     max_image_bytes: Annotated[
         PositiveInt, Option("Maximum bytes of all image files in a request together.", server=True)
@@ -648,6 +652,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Annotated[int, msgspec.Meta(ge=1, le=1 << 26)],
         Option("Maximum number of pixels of all images in a request together.", server=True),
     ] = 1 << 25
+    max_audio_bytes: Annotated[
+        PositiveInt | None,
+        Option("Maximum bytes of all sound files in a chat together. Defaults to `max_image_bytes`.", server=True),
+    ] = None
+    max_audio_seconds: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=3600)],
+        Option("Maximum seconds of all sounds in a chat together."),
+    ] = 600
 
     # Embeddings
 

@@ -31,7 +31,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `adapters` are the names of the LoRA adapters that requests may use.
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
-    `takes_images` tells whether prompts may contain images.
+    `takes_images` tells whether prompts may contain images, and `takes_sounds` whether they may contain sounds.
+    `sound_marks` are the texts that stand for the first sound of a prompt, the second and so on, for chat templates that
+    read only text.
     `takes_cache_salt` tells whether prompts with different salts share nothing, cached or not. A backend has to say so
     itself: a salt that is ignored would isolate nobody.
     `continues` tells whether a sequence may go on after tokens that were generated before (`TokenRequest.generated`). A
@@ -59,6 +61,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     takes_images: bool = False
+    takes_sounds: bool = False
+    sound_marks: tuple[str, ...] = ()
     takes_cache_salt: bool = False
     continues: bool = False
     not_continued: tuple[str, ...] = ()

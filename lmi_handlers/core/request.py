@@ -42,6 +42,13 @@ class ImageSource(msgspec.Struct, frozen=True):
     field: str
 
 
+class SoundSource(msgspec.Struct, frozen=True):
+    """A sound as the client sends it: its URL, and the field of the body that holds it."""
+
+    url: str
+    field: str
+
+
 class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
     """An encoded image file. `pixels` is the number that its header states, `field` is where in the body it was."""
 
@@ -50,20 +57,28 @@ class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
     field: str
 
 
-class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt with images. `text` has the model's image placeholder once for each item of `images`, in the same order.
+class EncodedSound(msgspec.Struct, frozen=True, array_like=True):
+    """A sound's file. `field` is where in the body it was."""
 
-    Only the model's processor knows how many tokens each image becomes.
+    data: bytes
+    field: str
+
+
+class MediaPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt with images or sounds. `text` has the model's placeholder once for each of them, in the same order.
+
+    Only the model's processor knows how many tokens each of them becomes.
     """
 
     text: str
-    images: list[EncodedImage]
+    images: list[EncodedImage] = []
+    sounds: list[EncodedSound] = []
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
     """A prompt as formatters see it: its text, which a chat template may have rendered, and its tokens.
 
-    With images, `num_tokens` does not count theirs, and `token_ids` has one token per image.
+    With images or sounds, `num_tokens` does not count theirs, and `token_ids` has one token for each.
     """
 
     text: str
@@ -74,14 +89,14 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
 class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A prompt as the engine receives it. `adapter` names its LoRA adapter, None stands for the model itself.
 
-    With an `image_prompt`, `token_ids` are the ids of its text, with one token per image. `token_type_ids` tells the
+    With a `media_prompt`, `token_ids` are the ids of its text, with one token per image. `token_type_ids` tells the
     tokens of a `TextPair` apart, if the model's tokenizer does: 0 for the first text, 1 for the second. What an engine
     has computed for a prompt may only be used for prompts with an equal `cache_salt`.
     """
 
     token_ids: list[int]
     adapter: str | None = None
-    image_prompt: ImagePrompt | None = None
+    media_prompt: MediaPrompt | None = None
     token_type_ids: list[int] | None = None
     cache_salt: str | None = None
 
@@ -90,13 +105,15 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation. The model's chat template renders it to the prompt's text.
 
     `messages` and `tools` are what chat templates expect: OpenAI's objects, but with a call's arguments as an object. A
-    message's content is a string, or with images a list of `{"type": "text", "text": ".."}` and `{"type": "image"}`.
-    `images` are the images of all messages, in order. If the template does not support tools, `tool_prompt` tells the
-    model how to call one. `template_kwargs` are additional variables for the template.
+    message's content is a string, or with images or sounds a list of `{"type": "text", "text": ".."}`,
+    `{"type": "image"}` and `{"type": "audio"}`. `images` and `sounds` are those of all messages, in order. If the
+    template does not support tools, `tool_prompt` tells the model how to call one. `template_kwargs` are additional
+    variables for the template.
     """
 
     messages: list[dict[str, Any]]
     images: tuple[ImageSource, ...] = ()
+    sounds: tuple[SoundSource, ...] = ()
     tools: list[dict[str, Any]] | None = None
     tool_prompt: str = ""
     documents: list[dict[str, Any]] | None = None

@@ -1,1 +1,1 @@
-"""Fetches and checks the images in requests. Everything here handles untrusted data."""
+"""Fetches and checks the images and sounds in requests. Everything here handles untrusted data."""

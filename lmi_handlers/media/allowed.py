@@ -1,4 +1,4 @@
-"""Sources of images: hosts that the operator allows, at public addresses or in allowed networks."""
+"""Sources of images and sounds: hosts that the operator allows, at public addresses or in allowed networks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AllowedMedia(msgspec.Struct, frozen=True):
         host, port = match["host"].lower(), int(match["port"] or HTTPS_PORT)
         if (host, port) not in self.hosts:
             raise InvalidRequest(
-                f"images from {match['host'][:100]!r} port {port} are not allowed (option.allowed_media_domains)"
+                f"files from {match['host'][:100]!r} port {port} are not allowed (option.allowed_media_domains)"
             )
         target = match["target"] or "/"
         return Location(host, port, target if target.startswith("/") else f"/{target}")

@@ -27,10 +27,13 @@ _CHUNK = 1 << 16
 _TOO_LONG = "cannot be fetched: it takes too long"
 
 
-def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline: float) -> bytes:
+def fetch(
+    location: Location, addresses: list[str], *, max_bytes: int, deadline: float, accept: str, option: str
+) -> bytes:
     """Return the body from the first reachable address. `deadline` is a time on the monotonic clock.
 
-    Raises `InvalidRequest` if the fetch fails, takes too long or returns more than `max_bytes`.
+    `accept` is the media type to ask for. Raises `InvalidRequest` if the fetch fails, takes too long or returns more than
+    `max_bytes`, which `option` sets.
     """
     for address in addresses:
         try:
@@ -40,7 +43,7 @@ def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline:
             continue
         with _ended_at(deadline, connection) as expired, connection:
             try:
-                body = b"".join(_download(connection, location, max_bytes))
+                body = b"".join(_download(connection, location, max_bytes, accept, option))
             except (OSError, http.client.HTTPException) as error:
                 reason = _TOO_LONG if expired.is_set() else f"cannot be fetched: {type(error).__name__}"
                 raise InvalidRequest(reason) from error
@@ -74,13 +77,20 @@ def _ended_at(deadline: float, connection: socket.socket) -> Iterator[threading.
         control.close()
 
 
-def _download(connection: socket.socket, location: Location, max_bytes: int) -> Iterator[bytes]:
+def too_large(max_bytes: int, option: str) -> InvalidRequest:
+    """Return the error for a file that has more than the bytes that `option` allows."""
+    return InvalidRequest(f"has more than {max_bytes} bytes (option.{option})")
+
+
+def _download(
+    connection: socket.socket, location: Location, max_bytes: int, accept: str, option: str
+) -> Iterator[bytes]:
     connection.settimeout(None)  # the deadline limits the whole exchange
     with ssl.create_default_context().wrap_socket(connection, server_hostname=location.host) as secure:
         exchange = http.client.HTTPConnection(location.host, location.port)
         exchange.sock = secure  # so that it does not open a connection itself
         name = location.host if location.port == HTTPS_PORT else f"{location.host}:{location.port}"
-        headers = {"Host": name, "User-Agent": f"lmi-handlers/{__version__}", "Accept": "image/*"}
+        headers = {"Host": name, "User-Agent": f"lmi-handlers/{__version__}", "Accept": accept}
         exchange.request("GET", location.target, headers=headers | {"Connection": "close"})
         with exchange.getresponse() as response:
             if response.status in _REDIRECTS:
@@ -91,7 +101,7 @@ def _download(connection: socket.socket, location: Location, max_bytes: int) -> 
             while piece := response.read1(_CHUNK):
                 received += len(piece)
                 if received > max_bytes:
-                    raise InvalidRequest(f"has more than {max_bytes} bytes (option.max_image_bytes)")
+                    raise too_large(max_bytes, option)
                 yield piece
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)

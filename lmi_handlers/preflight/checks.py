@@ -36,6 +36,7 @@ from lmi_handlers.engine.adapters import AdapterSources, find_adapters
 from lmi_handlers.engine.formatters_process import check_loading
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
+from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache
 from lmi_handlers.model_files.fetch import preview
 from lmi_handlers.model_files.hub import ask_hub
@@ -313,8 +314,17 @@ def _check_text_options(configuration: Configuration, environ: Mapping[str, str]
         raise ConfigError(f"option.thinking_token_budget {NO_MARKS}")
 
 
-def _check_images(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+def _check_media(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     image_loader(configuration.properties)
+    sound_loader(configuration.properties)
+
+
+def _check_pooling(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    properties = configuration.properties
+    if properties.pools and "prefix_cache_file" in properties.engine_options:
+        raise ConfigError(
+            f"option.prefix_cache_file keeps prompts of texts that go on; with option.task={properties.task} there are none"
+        )
 
 
 def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -456,7 +466,8 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_secure_mode, _ALL),
     (_check_apis, (_ENGINE,)),
     (_check_text_options, (_ENGINE,)),
-    (_check_images, (_ENGINE, _TASK)),
+    (_check_media, (_ENGINE, _TASK)),
+    (_check_pooling, (_ENGINE,)),
     (_check_origins, _ALL),
     (_check_api_keys, _ALL),
     (_check_local_runtime, _ALL),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from ray._private.worker import BaseContext
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.ray.environ import node_environ
+from lmi_handlers.workers.process import free_ports
 
 _OBJECT_STORE_BYTES = 100_000_000  # no request passes through Ray's object store
 
@@ -22,7 +22,7 @@ _OBJECT_STORE_BYTES = 100_000_000  # no request passes through Ray's object stor
 def start_local() -> BaseContext:
     """Start Ray on this machine and connect to it. Raises `ConfigError` if Ray gives up."""
     os.environ.update(node_environ())
-    agent_http, agent_grpc, runtime_env, metrics = _free_ports(4)
+    agent_http, agent_grpc, runtime_env, metrics = free_ports(4)
     ports = {
         "dashboard_agent_listen_port": agent_http,
         "metrics_agent_port": agent_grpc,
@@ -53,12 +53,3 @@ def _parameters(ports: dict[str, int]) -> Iterator[None]:
         yield
     finally:
         module.RayParams = original
-
-
-def _free_ports(number: int) -> list[int]:
-    """Return different ports that nobody listens on. All are held until the last one is known."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]

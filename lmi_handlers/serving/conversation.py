@@ -8,21 +8,22 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, TurnConflict
-from lmi_handlers.core.request import ChatPrompt, ImageSource
+from lmi_handlers.core.request import ChatPrompt, ImageSource, SoundSource
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.sessions.store import StoredSession
 
 MAX_CONVERSATION_BYTES = 1 << 20
-"""Size of a conversation as JSON, images in `data:` URLs included."""
+"""Size of a conversation as JSON, images and sounds in `data:` URLs included."""
 
 _FILE = "conversation.json"
 
 
 class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages and the images in them, as in `ChatPrompt`. The answers are as the model wrote them."""
+    """Messages with their images and sounds, as in `ChatPrompt`. The answers are as the model wrote them."""
 
     messages: list[dict[str, Any]] = []
     images: tuple[ImageSource, ...] = ()
+    sounds: tuple[SoundSource, ...] = ()
 
 
 def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: int) -> Parsed:
@@ -51,17 +52,20 @@ def continue_conversation(parsed: Parsed, session: StoredSession, max_messages: 
         )
     kept = session.read(_FILE)
     before = StoredConversation() if kept is None else msgspec.json.decode(kept, type=StoredConversation)
-    messages, images = [*before.messages, *chat.messages], (*before.images, *chat.images)
-    if len(messages) > max_messages:
+    turn = StoredConversation(
+        messages=[*before.messages, *chat.messages],
+        images=(*before.images, *chat.images),
+        sounds=(*before.sounds, *chat.sounds),
+    )
+    if len(turn.messages) > max_messages:
         raise InvalidRequest(
-            f"the session's conversation would have {len(messages)} messages, of at most {max_messages} "
+            f"the session's conversation would have {len(turn.messages)} messages, of at most {max_messages} "
             "(option.max_messages): begin another",
             code="conversation_too_long",
         )
-    turn = StoredConversation(messages=messages, images=images)
     _encode(turn)
     prompt = msgspec.structs.replace(
-        request.prompts[0], content=msgspec.structs.replace(chat, messages=messages, images=images)
+        request.prompts[0], content=msgspec.structs.replace(chat, **msgspec.structs.asdict(turn))
     )
     return msgspec.structs.replace(
         parsed,

@@ -28,12 +28,13 @@ class ExplainedValue(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExplainedPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A prompt after the chat template. `token_ids` are those of the text: an image's come from the engine."""
+    """A prompt after the chat template. `token_ids` are those of the text: an image's or a sound's come from the engine."""
 
     text: str
     num_tokens: int
     token_ids: list[int]
     images: int = 0
+    sounds: int = 0
     adapter: str | None = None
 
 
@@ -107,7 +108,7 @@ def explain(
         dialect=chosen.name,
         chosen_by_field=chosen.field,
         prompts=[
-            ExplainedPrompt(found.text, len(found.token_ids), found.token_ids, _images(prompt), prompt.adapter)
+            ExplainedPrompt(found.text, len(found.token_ids), found.token_ids, *_media(prompt), prompt.adapter)
             for prompt, found in zip(request.prompts, tokenized, strict=True)
         ],
         sampling_params=_sampling_params(parsed, body, facts) if pooling is None else {},
@@ -127,8 +128,9 @@ def explain(
     )
 
 
-def _images(prompt: Prompt) -> int:
-    return len(prompt.content.images) if isinstance(prompt.content, ChatPrompt) else 0
+def _media(prompt: Prompt) -> tuple[int, int]:
+    content = prompt.content
+    return (len(content.images), len(content.sounds)) if isinstance(content, ChatPrompt) else (0, 0)
 
 
 def _longest_answer(request: GenerationRequest, prompt_tokens: int, capabilities: Capabilities) -> int:

@@ -1,4 +1,4 @@
-"""Prepares prompts for the engine: renders conversations, tokenises text, loads images."""
+"""Prepares prompts for the engine: renders conversations, tokenises text, loads images and sounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from lmi_handlers.core.request import (
     ChatPrompt,
     EncodedPrompt,
     GenerationRequest,
-    ImagePrompt,
     ImageSource,
+    MediaPrompt,
     Prompt,
     PromptContent,
+    SoundSource,
     TextPair,
 )
 from lmi_handlers.media.images import ImageLoader
+from lmi_handlers.media.sounds import SoundLoader
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
@@ -89,7 +91,9 @@ def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[TokenizedPrompt
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
-        if not _images(prompt):  # the engine replaces the tokens that mark images, which may be outside its vocabulary
+        if not _has_media(
+            prompt
+        ):  # the engine replaces the tokens that mark media, which may be outside its vocabulary
             _check_vocabulary(parsed, position, ids, loaded.capabilities)
         tokenized.append(found)
     return tokenized
@@ -115,7 +119,7 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
         ids = list(kept)
         text = tokenizer.decode(ids)
     else:
-        text = content if isinstance(content, str) else render_chat(loaded.bundle, content)
+        text = content if isinstance(content, str) else render_chat(loaded.bundle, content, capabilities.sound_marks)
         if truncate is None:
             _check_estimate(parsed, position, text, loaded)
         if truncate is not None and request.pooling_params is not None:
@@ -141,10 +145,11 @@ def _check_vocabulary(parsed: Parsed, position: int, ids: Sequence[int], capabil
 
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
-    """Reject a prompt with more image, video or audio tokens than images: some crash the engine."""
-    images = len(_images(parsed.request.prompts[position]))
+    """Reject a prompt with more image, video or audio tokens than images and sounds: some crash the engine."""
+    prompt = parsed.request.prompts[position]
+    sent = {bundle.image_token: len(_images(prompt)), bundle.audio_token: len(_sounds(prompt))}
     for token, token_id in bundle.media_tokens.items():
-        if ids.count(token_id) > (images if token == bundle.image_token else 0):
+        if ids.count(token_id) > sent.get(token, 0):
             raise InvalidRequest(
                 f"contains {token}, which marks an image, a video or a sound, but none was sent",
                 field=_prompt_field(parsed, position),
@@ -159,21 +164,30 @@ def _images(prompt: Prompt) -> tuple[ImageSource, ...]:
     return prompt.content.images if isinstance(prompt.content, ChatPrompt) else ()
 
 
+def _sounds(prompt: Prompt) -> tuple[SoundSource, ...]:
+    return prompt.content.sounds if isinstance(prompt.content, ChatPrompt) else ()
+
+
+def _has_media(prompt: Prompt) -> bool:
+    return bool(_images(prompt) or _sounds(prompt))
+
+
 def encode_prompts(
-    request: GenerationRequest, tokenized: list[TokenizedPrompt], loader: ImageLoader
+    request: GenerationRequest, tokenized: list[TokenizedPrompt], images: ImageLoader, sounds: SoundLoader
 ) -> list[EncodedPrompt]:
-    """Load the images of the tokenised prompts. Returns the prompts for the engine.
+    """Load the images and sounds of the tokenised prompts. Returns the prompts for the engine.
 
     Raises `InvalidRequest` with the field.
     """
-    if request.truncate is not None and any(map(_images, request.prompts)):
-        raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
+    if request.truncate is not None and any(map(_has_media, request.prompts)):
+        raise InvalidRequest("cannot be combined with images or sounds", field="truncate_prompt_tokens")
     encoded = []
     for prompt, found in zip(request.prompts, tokenized, strict=True):
-        sources = _images(prompt)
-        image_prompt = ImagePrompt(found.text, loader.load(sources)) if sources else None
+        media_prompt = None
+        if _has_media(prompt):
+            media_prompt = MediaPrompt(found.text, images.load(_images(prompt)), sounds.load(_sounds(prompt)))
         encoded.append(
-            EncodedPrompt(found.token_ids, prompt.adapter, image_prompt, found.token_type_ids, request.cache_salt)
+            EncodedPrompt(found.token_ids, prompt.adapter, media_prompt, found.token_type_ids, request.cache_salt)
         )
     return encoded
 

@@ -35,6 +35,7 @@ from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.settings import engine_socket_path, shadow_dir
 from lmi_handlers.engine.status import EngineState, Status, not_ready
 from lmi_handlers.media.images import image_loader
+from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.serving.answer import Answer, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
@@ -62,6 +63,7 @@ class ServedModel(Served):
         self.root = properties.hub_id or self.name  # for routes that need no key
         self._has_sampling_defaults = properties.generation_config == "auto"
         self._images = image_loader(properties)
+        self._sounds = sound_loader(properties)
         self._budget = Budget.of(properties)
         self._deadlines = {
             "response_deadline": properties.response_deadline,
@@ -178,7 +180,7 @@ class ServedModel(Served):
         parsed, loaded, rendered = prepared.parsed, prepared.loaded, prepared.rendered
         request = parsed.request
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
-        prompts = encode_prompts(request, prepared.tokenized, self._images)
+        prompts = encode_prompts(request, prepared.tokenized, self._images, self._sounds)
         usage.validation_time = time.monotonic() - usage.started
         current = self.loaded
         if current is not loaded and _without_adapters(current) != _without_adapters(

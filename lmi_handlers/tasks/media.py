@@ -17,13 +17,13 @@ from transformers import (
 
 from backends.image_decoder import MODULE, decode_image
 from backends.limited_process import LimitedProcess
+from backends.sounds import SoundReader
 from backends.transformers.loading import load_model
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ImageSource
 from lmi_handlers.media.images import ImageLoader, image_loader
 from lmi_handlers.tasks.loading import load_processor, make_pipeline
-from lmi_handlers.tasks.sounds import SoundReader
 from lmi_handlers.tasks.task import MAX_ROWS, Parameters, Task
 
 MAX_SECONDS = 60

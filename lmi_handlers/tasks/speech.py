@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq
 
+from backends.sounds import SoundReader
 from backends.transformers.loading import load_model
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.tasks.loading import load_processor
-from lmi_handlers.tasks.sounds import SoundReader
 from lmi_handlers.tasks.task import Parameters, Task
 from lmi_handlers.tasks.whisper import COLDEST, LANGUAGES, MAX_PIECES, Piece, Wanted, Whisper
 from lmi_handlers.text.checkpoint_tokenizer import load_library_tokenizer

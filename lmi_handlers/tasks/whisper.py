@@ -15,8 +15,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE, _combine_tokens_into_words
 
+from backends.sounds import Samples
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest
-from lmi_handlers.tasks.sounds import Samples
 
 PIECE_SECONDS = 30
 """Length of what the models take."""

@@ -46,6 +46,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `sampling_defaults` has what generation_config.json says of fields of `SamplingParams`. `check_sampling_defaults` checks
     the values, if requests are to have them.
     `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
+    `audio_token` is the same for a sound.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
     `prompts` are the texts that an embedding model wants in front of others, by name (sentence-transformers' prompts).
@@ -62,6 +63,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     model_max_length: int | None = None
     sampling_defaults: dict[str, Any] = {}
     image_token: str | None = None
+    audio_token: str | None = None
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
     prompts: dict[str, str] = {}
@@ -116,6 +118,7 @@ def build_text_bundle(
             chat_template or tokenizer.chat_template or getattr(processor, "chat_template", None)
         ),
         image_token=getattr(processor, "image_token", None),
+        audio_token=getattr(processor, "audio_token", None),
         media_tokens=_media_tokens(processor, tokenizer),
         content_format=content_format,
         prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
@@ -204,9 +207,9 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
 
 
 def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
-    """Return the model's transformers processor, which turns images into model input.
+    """Return the model's transformers processor, which turns images or sounds into model input.
 
-    Returns None if the model takes no images or the processor cannot be loaded.
+    Returns None if the model takes neither or the processor cannot be loaded.
     """
     if not any((model_dir / name).exists() for name in _PROCESSOR_FILES):
         return None
@@ -216,10 +219,12 @@ def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
         processor = AutoProcessor.from_pretrained(model_dir, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001  a model may bring its own code, which may raise anything
         logger.warning(
-            "images are not available, because the model's processor cannot be loaded", extra={"reason": str(error)}
+            "images and sounds are not available, because the model's processor cannot be loaded",
+            extra={"reason": str(error)},
         )
         return None
-    return processor if getattr(processor, "image_processor", None) is not None else None
+    parts = (getattr(processor, part, None) for part in ("image_processor", "feature_extractor"))
+    return processor if any(part is not None for part in parts) else None
 
 
 _MAX_REASON = 500

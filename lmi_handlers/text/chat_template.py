@@ -10,6 +10,7 @@ import copy
 import datetime
 import functools
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jinja2
@@ -25,8 +26,8 @@ from lmi_handlers.text.template_budget import BudgetedEnvironment, check_width, 
 
 
 @within_budget
-def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
-    """Return the prompt for `chat`.
+def render_chat(bundle: TextBundle, chat: ChatPrompt, sound_marks: Sequence[str] = ()) -> str:
+    """Return the prompt for `chat`. `sound_marks` is as in `Capabilities`.
 
     Encode it without adding special tokens, because the template has already added them. `add_generation_prompt` starts
     an assistant message. `continue_final_message` leaves the last message open instead. `template_kwargs` are extra
@@ -40,7 +41,7 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
     if taken := sorted(variables.keys() & _TAKEN_NAMES):
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
     try:
-        messages = _fit_content(bundle, template, chat.messages)
+        messages = _fit_content(bundle, template, chat.messages, sound_marks)
         if chat.tools and "tools" not in _variables(template):
             messages = _with_tools(chat, chat.tools, messages)
         render = _render_open if chat.continue_final_message else _render
@@ -205,17 +206,20 @@ def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[di
     return [*messages[:place], shown, *messages[place + 1 :]]
 
 
-def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fit_content(
+    bundle: TextBundle, template: str, messages: list[dict[str, Any]], sound_marks: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return the messages with each content in the form that the template reads: a text or a list of parts.
 
-    Raises `UnsupportedFeature` if a message has an image that the template cannot show.
+    Raises `UnsupportedFeature` if a message has an image or a sound that the template cannot show.
     """
     fitted = []
+    marks = iter(sound_marks)
     for message in messages:
         content = message.get("content")
         takes_text, takes_parts = _content_forms(bundle, template, str(message.get("role")))
         if isinstance(content, list) and not takes_parts:
-            content = "".join(map(functools.partial(_part_text, bundle), content))
+            content = "".join(map(functools.partial(_part_text, bundle, marks), content))
         elif isinstance(content, str) and not takes_text:
             content = [_text_part(content)]
         fitted.append(message if content is message.get("content") else message | {"content": content})
@@ -264,14 +268,13 @@ def _text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _part_text(bundle: TextBundle, part: dict[str, str]) -> str:
+def _part_text(bundle: TextBundle, marks: Iterator[str], part: dict[str, str]) -> str:
     if part["type"] == "text":
         return part["text"]
-    if bundle.image_token is None:
-        raise UnsupportedFeature(
-            "has an image, but this model's chat template does not support images", field="messages"
-        )
-    return f"{bundle.image_token}\n"
+    mark, kind = (next(marks, None), "a sound") if part["type"] == "audio" else (bundle.image_token, "an image")
+    if mark is None:
+        raise UnsupportedFeature(f"has {kind}, which this model's chat template does not support", field="messages")
+    return f"{mark}\n"
 
 
 def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> str:

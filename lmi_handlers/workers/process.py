@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
@@ -125,3 +126,15 @@ def describe(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:  # most real-time signals have no name
         return f"signal {-status}"
+
+
+def free_ports(number: int) -> list[int]:
+    """Return different ports that nobody listens on now, for processes that cannot choose one themselves.
+
+    All are held until the last one is known. If another program takes one first, the process does not start.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]

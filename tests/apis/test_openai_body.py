@@ -165,8 +165,31 @@ def test_invalid_fields_of_a_chat(given: dict[str, Any], field: str, message: st
     assert caught.value.field == field
 
 
+SOUNDS: list[Any] = [
+    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    {"type": "text", "text": "or"},
+    {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
+]
+
+
+def test_sounds_for_a_model_that_hears() -> None:
+    hearing = ChatDialect(lambda: facts(takes_sounds=True), budget=BUDGET)
+    body = {"messages": [USER, {"role": "user", "content": SOUNDS}]}
+    prompt = prompt_of(hearing.parse(Payload(data=json.dumps(body).encode(), request_id="r")))
+    assert [(sound.url, sound.field) for sound in prompt.sounds] == [
+        ("data:;base64,AAAA", "messages[1].content[0].input_audio"),
+        ("https://example.com/a.wav", "messages[1].content[2].audio_url"),
+    ]
+    assert prompt.messages[1]["content"] == [{"type": "audio"}, {"type": "text", "text": "or"}, {"type": "audio"}]
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = {"messages": [{"role": "user", "content": [SOUNDS[0], image]}]}
+    with pytest.raises(UnsupportedFeature) as caught:
+        hearing.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
+    assert caught.value.field == "messages[0].content"
+
+
 @pytest.mark.parametrize("kind", ["input_audio", "audio_url", "video_url", "file"])
-def test_parts_that_no_engine_takes_are_not_supported(kind: str) -> None:
+def test_parts_that_the_model_does_not_take_are_not_supported(kind: str) -> None:
     part = {"type": kind, kind: {"data": "AAAA", "format": "wav", "url": "data:,"}}
     with pytest.raises(UnsupportedFeature) as caught:
         parse({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]})

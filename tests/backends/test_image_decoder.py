@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from picture_server import RED, bomb, picture
 
 from backends.image_decoder import MODULE, Rgb, decode, decode_image
-from backends.image_preparer import ImagePreparer
 from backends.limited_process import Expired, LimitedProcess
+from backends.media_preparer import MediaPreparer
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.request import EncodedImage, EncodedPrompt, ImagePrompt, TokenRequest
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, MediaPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.media.images import (
     count_pixels,
@@ -143,21 +143,21 @@ def test_the_largest_allowed_image_is_decoded(decoder: LimitedProcess) -> None:
 
 
 def with_images(*images: EncodedImage) -> TokenRequest:
-    prompt = ImagePrompt("", list(images))
+    prompt = MediaPrompt("", list(images))
     return TokenRequest(
-        request_id="r", prompt=EncodedPrompt([1], image_prompt=prompt), sampling_params=SamplingParams()
+        request_id="r", prompt=EncodedPrompt([1], media_prompt=prompt), sampling_params=SamplingParams()
     )
 
 
 @pytest.fixture
-def preparer() -> Iterator[ImagePreparer[list[tuple[int, int]]]]:
-    started = ImagePreparer(lambda _request, images: [image.size for image in images])
+def preparer() -> Iterator[MediaPreparer[list[tuple[int, int]]]]:
+    started = MediaPreparer(lambda _request, media: [image.size for image in media.images])
     yield started
     started.close()
 
 
 def test_prompts_with_small_images_overtake_those_with_large_ones(
-    preparer: ImagePreparer[list[tuple[int, int]]],
+    preparer: MediaPreparer[list[tuple[int, int]]],
 ) -> None:
     """In order of arrival, the last prompt would wait until all the others have used up their time."""
     scans = encoded(progressive(2000, 60_000))
@@ -168,7 +168,7 @@ def test_prompts_with_small_images_overtake_those_with_large_ones(
     assert not any(future is None or future.done() for future in heavy)
 
 
-def test_sequences_of_a_request_share_their_images(preparer: ImagePreparer[list[tuple[int, int]]]) -> None:
+def test_sequences_of_a_request_share_their_images(preparer: MediaPreparer[list[tuple[int, int]]]) -> None:
     """Images are prepared once. If one sequence is cancelled, the others still get them."""
     request = with_images(encoded(picture()))
     first, second, third = (preparer.submit(request) for _ in range(3))

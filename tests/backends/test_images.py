@@ -26,11 +26,11 @@ from serving import Server
 from serving_properties import serving_properties
 
 from backends.base import Backend, ModelFiles
-from backends.image_preparer import ImagePreparer
+from backends.media_preparer import MediaPreparer
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import EncodedImage, EncodedPrompt, ImagePrompt, TokenRequest
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, MediaPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.resolve import resolve_model
@@ -133,7 +133,7 @@ def request(tokenizer: Any, text: str, images: Sequence[PIL.Image.Image], **para
         request_id=f"r{next(NUMBERS)}",
         prompt=EncodedPrompt(
             tokenizer(text, add_special_tokens=False)["input_ids"],
-            image_prompt=ImagePrompt(text, [encoded(image) for image in images]) if images else None,
+            media_prompt=MediaPrompt(text, [encoded(image) for image in images]) if images else None,
         ),
         sampling_params=SamplingParams(**{"temperature": 0.0, "max_tokens": MAX_TOKENS, **params}),
     )
@@ -275,8 +275,8 @@ def test_broken_file_fails_alone(loaded: Loaded) -> None:
     text, images = CASES[0]
     broken = request(loaded.tokenizer, text, images)
     file = encoded(images[0])
-    assert broken.prompt.image_prompt is not None
-    broken.prompt.image_prompt.images[0] = EncodedImage(file.data[:-100], file.pixels, "there")
+    assert broken.prompt.media_prompt is not None
+    broken.prompt.media_prompt.images[0] = EncodedImage(file.data[:-100], file.pixels, "there")
     wrong, right = run(loaded.backend, broken, request(loaded.tokenizer, text, images))
     assert (wrong[-1].invalid_request, wrong[-1].invalid_field) == (True, "there")
     assert ids(right) == loaded.reference(text, images)[0]
@@ -319,14 +319,14 @@ def test_positions_in_three_dimensions(processor: tiny_vision.Qwen2VLImages) -> 
 def test_interleaved_samples_share_decoded_images() -> None:
     """Each prompt's images are decoded once, unless too many other prompts come in between."""
     processed: list[str] = []
-    preparer = ImagePreparer(lambda wanted, _: processed.append(wanted.request_id))
-    prompts = [ImagePrompt("<image>", [encoded(picture(seed, (8, 8)))]) for seed in range(9)]
+    preparer = MediaPreparer(lambda wanted, _: processed.append(wanted.request_id))
+    prompts = [MediaPrompt("<image>", [encoded(picture(seed, (8, 8)))]) for seed in range(9)]
 
-    def prepare(prompt: ImagePrompt, sample: int) -> None:
+    def prepare(prompt: MediaPrompt, sample: int) -> None:
         name = f"{prompts.index(prompt)}-{sample}"
         future = preparer.submit(
             TokenRequest(
-                request_id=name, prompt=EncodedPrompt([1], image_prompt=prompt), sampling_params=SamplingParams()
+                request_id=name, prompt=EncodedPrompt([1], media_prompt=prompt), sampling_params=SamplingParams()
             )
         )
         assert future is not None

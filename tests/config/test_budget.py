@@ -131,6 +131,7 @@ def test_images_have_a_limit_of_their_own() -> None:
     with raises(PayloadTooLarge, "200022 1000 option.max_image_bytes", code="images_too_large"):
         budget(max_text_bytes=1000, max_image_bytes=1000).check_json(data)
     budget(max_text_bytes=1000, max_image_bytes=200_000).check_json(data)
+    budget(max_text_bytes=1000, max_image_bytes=1000, max_audio_bytes=200_000).check_json(data)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import pytest
-from facts import raises
+from facts import raises, says
 from lmi_command import lmi
 
 from backends.options_page import SETTINGS
@@ -150,3 +150,12 @@ def test_a_store_of_sagemaker_is_checked(tmp_path: Path) -> None:
 def test_one_model_and_a_store_of_sagemaker_contradict_each_other(tmp_path: Path) -> None:
     with raises(ConfigError, "--model-dir LMI_MODEL_DIR model"):
         read_store({"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODEL_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize("task", ["text-embedding", "text-ranking"])
+def test_pooling_has_no_file_of_shared_prefixes(tmp_path: Path, task: str) -> None:
+    environ = {"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "echo", "OPTION_TASK": task}
+    assert not list(mistakes(read_configuration(environ), environ))
+    environ["OPTION_PREFIX_CACHE_FILE"] = str(tmp_path / "prefixes")
+    [mistake] = mistakes(read_configuration(environ), environ)
+    assert says(mistake, f"option.prefix_cache_file option.task={task}")

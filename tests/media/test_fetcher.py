@@ -17,11 +17,14 @@ from lmi_handlers.media.fetcher import fetch
 pytestmark = pytest.mark.usefixtures("trusted")
 
 
+KIND = {"accept": "image/*", "option": "max_image_bytes"}
+
+
 def get(
     server: PictureServer, path: str, *, host: str = "localhost", seconds: float = 60, max_bytes: int = 1000
 ) -> bytes:
     location = Location(host, server.server_port, path)
-    return fetch(location, ["127.0.0.1"], max_bytes=max_bytes, deadline=time.monotonic() + seconds)
+    return fetch(location, ["127.0.0.1"], **KIND, max_bytes=max_bytes, deadline=time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +62,16 @@ def test_a_host_that_does_not_answer_the_tls_handshake() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         location = Location("localhost", silent.getsockname()[1], "/")
         with pytest.raises(InvalidRequest, match="too long"):
-            fetch(location, ["127.0.0.1"], max_bytes=10, deadline=time.monotonic() + 0.5)
+            fetch(location, ["127.0.0.1"], **KIND, max_bytes=10, deadline=time.monotonic() + 0.5)
 
 
 def test_the_next_address_is_tried_if_one_is_unreachable(pictures: PictureServer) -> None:
     location = Location("localhost", pictures.server_port, "/red.png")
     deadline = time.monotonic() + 60
     nobody = "127.1.2.3"  # nodes of other tests' Ray clusters have 127.0.0.2 and so on
-    assert fetch(location, [nobody, "127.0.0.1"], max_bytes=1000, deadline=deadline) == picture()
+    assert fetch(location, [nobody, "127.0.0.1"], **KIND, max_bytes=1000, deadline=deadline) == picture()
     with pytest.raises(InvalidRequest, match="no connection to the host"):
-        fetch(location, [nobody], max_bytes=1000, deadline=deadline)
+        fetch(location, [nobody], **KIND, max_bytes=1000, deadline=deadline)
 
 
 def test_the_systems_certificates_are_used(

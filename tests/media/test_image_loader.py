@@ -13,13 +13,8 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.request import ImageSource
 from lmi_handlers.media.allowed import AllowedMedia, allowed_media
-from lmi_handlers.media.images import (
-    DEFAULT_MAX_IMAGES,
-    ImageLimits,
-    ImageLoader,
-    decode_data_url,
-    image_loader,
-)
+from lmi_handlers.media.files import DEFAULT_MAX_FILES, decode_data_url
+from lmi_handlers.media.images import ImageLimits, ImageLoader, image_loader
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -81,26 +76,26 @@ def test_a_very_narrow_image_is_rejected() -> None:
 @pytest.mark.parametrize("url", ["data:,", "data:image/png,abc", "data:image/png;base64,***", "data:image/png;base64"])
 def test_invalid_data_urls_are_rejected(url: str) -> None:
     with pytest.raises(InvalidRequest):
-        decode_data_url(url, 1000)
+        decode_data_url(url, 1000, "max_image_bytes")
 
 
 @pytest.mark.parametrize("size", [49_151, 49_152, 49_153, 200_000])
 def test_a_long_data_url_is_decoded_in_pieces(size: int) -> None:
     data = bytes(range(256)) * 1000
-    assert decode_data_url(data_url(data[:size]), size) == data[:size]
+    assert decode_data_url(data_url(data[:size]), size, "max_image_bytes") == data[:size]
 
 
 @pytest.mark.parametrize("end", ["A" * 65_534 + "==", "A" * 65_535 + "="])
 def test_base64_must_end_after_the_padding(end: str) -> None:
     with pytest.raises(InvalidRequest, match="is not base64"):
-        decode_data_url(f"data:image/png;base64,{end}AAAA", 100_000)
+        decode_data_url(f"data:image/png;base64,{end}AAAA", 100_000, "max_image_bytes")
 
 
 @given(st.binary(max_size=100))
 def test_data_urls_are_decoded_up_to_a_maximum_size(data: bytes) -> None:
-    assert decode_data_url(data_url(data), 100) == data
+    assert decode_data_url(data_url(data), 100, "max_image_bytes") == data
     with pytest.raises(InvalidRequest, match="more than"):
-        decode_data_url(data_url(data + bytes(6)), len(data))
+        decode_data_url(data_url(data + bytes(6)), len(data), "max_image_bytes")
 
 
 def test_limits_apply_to_all_images_of_a_request_together() -> None:
@@ -117,7 +112,7 @@ def test_limits_apply_to_all_images_of_a_request_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "limit"), [(None, DEFAULT_MAX_IMAGES), ('{"image": 2}', 2), ('{"image": {"count": 3}, "video": 1}', 3)]
+    ("option", "limit"), [(None, DEFAULT_MAX_FILES), ('{"image": 2}', 2), ('{"image": {"count": 3}, "video": 1}', 3)]
 )
 def test_the_maximum_number_of_images(option: str | None, limit: int) -> None:
     loading = image_loader(ServingProperties(limit_mm_per_prompt=option))

@@ -54,7 +54,7 @@ def api(document: dict[str, Any], max_examples: int, *, boundaries: bool) -> sch
 
 SAID_ELSEWHERE = {
     "does not support|is not supported by": "what the engine in use cannot do is in docs/backends.md",
-    "contains an image, but this model only accepts text": "the same",
+    "contains an image, which this model does not accept": "the same",
     "has neither content nor tool_calls": "between fields",
     "input: must not be empty": "an item of reasoning may have no text",
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",

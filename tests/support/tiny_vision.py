@@ -1,4 +1,4 @@
-"""Vision models with random weights, the small model's tokenizer and the library's real processors."""
+"""Models that see, and one that hears, with random weights, the small model's tokenizer and the library's real processors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AddedToken, AutoTokenizer, BatchFeature
 
 # Large enough that the image and the token positions affect the output.
@@ -150,6 +151,32 @@ def save_llava(source: Path, path: Path) -> None:
     _save(transformers.LlavaForConditionalGeneration(config), processor, path)
 
 
+def save_qwen2_audio(source: Path, path: Path) -> None:
+    """Qwen2-Audio's architecture, which hears thirty seconds. Its template reads parts, as the real one's does."""
+    tokenizer = _tokenizer(source, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+    config = transformers.Qwen2AudioConfig(
+        text_config={"model_type": "qwen2"} | _text(len(tokenizer), max_position_embeddings=1024),
+        audio_config={
+            "num_mel_bins": 16,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "d_model": 32,
+            "max_source_positions": 1500,
+        },
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    processor = transformers.Qwen2AudioProcessor(  # type: ignore[no-untyped-call]
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=16),  # type: ignore[no-untyped-call]
+        tokenizer=tokenizer,
+        chat_template=CHATML.replace("'image'", "'audio'").replace("IMAGE", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
+    )
+    _save(transformers.Qwen2AudioForConditionalGeneration(config), processor, path)
+    file = path / "model.safetensors"
+    weights = load_file(file)  # the library doubles a part of the names, which the real model does not
+    save_file({name.replace("model.model.", "model."): weights[name] for name in weights}, file, {"format": "pt"})
+
+
 def _save(model: Any, processor: Any, path: Path) -> None:
     _random(model).save_pretrained(path)
     processor.save_pretrained(path)
@@ -164,4 +191,4 @@ def _random(model: Any) -> Any:
     return model
 
 
-MODELS = {"idefics3": save_idefics3, "llava": save_llava}
+MODELS = {"idefics3": save_idefics3, "llava": save_llava, "qwen2_audio": save_qwen2_audio}

@@ -16,7 +16,7 @@ from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, heartbeat, job_queue, shared_answers
-from lmi_handlers.media import images
+from lmi_handlers.media import files, images
 from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
@@ -43,8 +43,8 @@ FIXED: dict[str, float] = {
     "inputs for a [task](tasks.md)": task.MAX_ITEMS,
     "characters of all texts for a task": lengths.MAX_CHARACTERS,
     "length of a sound to classify": constant("lmi_handlers/tasks/media.py", "MAX_SECONDS"),
-    "length of all sounds of a request": constant("lmi_handlers/tasks/sounds.py", "MAX_SECONDS"),
-    "bytes of a sound": constant("lmi_handlers/tasks/sounds.py", "MAX_BYTES") * 2**20,
+    "length of all sounds of a request": constant("backends/sounds.py", "MAX_SECONDS"),
+    "bytes of a sound": constant("backends/sounds.py", "MAX_BYTES") * 2**20,
     "fields of a form": forms.MAX_FIELDS,
     "bytes of the headers of such a field": forms.MAX_HEADERS,
     "characters of a prompt for [speech](speech.md)": constant("lmi_handlers/tasks/speech.py", "MAX_PROMPT"),
@@ -54,7 +54,7 @@ FIXED: dict[str, float] = {
     "passes through a chat template's loops; a macro's call is 8, and 100 characters read are 1": template_budget.MAX_STEPS,
     "characters that a chat template makes per request": template_budget.MAX_SIZE,
     "time for rendering a chat template": template_budget.MAX_SECONDS,
-    "fetching all images of a request": images.FETCH_TIMEOUT,
+    "fetching all images of a request, and all sounds": files.FETCH_TIMEOUT,
     "processor time for trying a new grammar": grammar_compiler.TIME_LIMIT,
     "an engine without a sign of life, before requests are refused": heartbeat.SUSPECT_SECONDS,
     "requests in flight after SIGTERM": constant("lmi_handlers/launch/gunicorn_conf.py", "DRAIN_SECONDS"),
@@ -64,7 +64,7 @@ FIXED: dict[str, float] = {
     "one message between processes": channel.MAX_MESSAGE_SIZE,
     "memory for trying a grammar": grammar_trial.MEMORY_LIMIT,
     "memory for decoding an image": image_decoder.MEMORY_LIMIT,
-    "memory for decoding a sound": constant("lmi_handlers/tasks/sound_decoder.py", "MEMORY_LIMIT") * 2**30,
+    "memory for decoding a sound": constant("backends/sound_decoder.py", "MEMORY_LIMIT") * 2**30,
     "blocks in a file of shared prefixes": prefix_file.MAX_SLOTS,
     "seconds that a prompt waits for a part of it": prefix_store.PATIENCE,
     "answers that wait for [a shadow](shadow.md), per web worker; then they are not compared": shadow.MAX_WAITING,
@@ -92,7 +92,7 @@ FIXED: dict[str, float] = {
 """Limits that no option changes, by their names on the page."""
 
 NO_DEFAULT: dict[str, float] = {
-    "option.limit_mm_per_prompt": images.DEFAULT_MAX_IMAGES,
+    "option.limit_mm_per_prompt": files.DEFAULT_MAX_FILES,
     "option.kv_cache_memory_bytes": memory._SHARE_OF_CPU,
     "option.prefix_cache_file_bytes": parse_bytes(DEFAULT_PREFIX_CACHE_FILE_BYTES, ""),
 }

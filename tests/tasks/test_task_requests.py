@@ -13,6 +13,7 @@ from facts import says, tell
 from PIL import Image
 from task_handlers import RATE, TaskLoader, answers, as_json, ask, encoded, of_type, value_of, wav
 
+from backends.sounds import read_wav
 from lmi_handlers.config.tasks import TASKS, task_of
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.custom_code.inputs import Input
@@ -20,7 +21,6 @@ from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.tasks import text
 from lmi_handlers.tasks.lengths import MAX_CHARACTERS
 from lmi_handlers.tasks.media import MAX_SECONDS
-from lmi_handlers.tasks.sounds import read_wav
 from lmi_handlers.tasks.task import MAX_ITEMS
 from lmi_handlers.tasks.text_to_text import MAX_BEAMS
 

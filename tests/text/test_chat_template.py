@@ -230,3 +230,13 @@ def test_tools_are_added_to_the_user_message_if_the_template_does_not_read_them(
     tools = [{"name": "f"}]
     rendered = render(bundle(template), messages, tools=tools, add_generation_prompt=False)
     assert rendered == '[user]Hi\n---\n[{"name": "f"}]\n[assistant]Well, '
+
+
+def test_sounds_in_a_template_for_text_are_marked_in_order() -> None:
+    model = bundle("{% for message in messages %}{{ message['content'] }};{% endfor %}")
+    sound, word = {"type": "audio"}, {"type": "text", "text": "a"}
+    chat = ChatPrompt(messages=[{"role": "user", "content": [sound, word]}, {"role": "user", "content": [word, sound]}])
+    assert render_chat(model, chat, ("<1>", "<2>")) == "<1>\na;a<2>\n;"
+    with pytest.raises(UnsupportedFeature) as caught:
+        render_chat(model, chat, ("<1>",))
+    assert caught.value.field == "messages"

@@ -175,7 +175,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         if not isinstance(body.prompt, str):
             self._budget.check_parts("prompt", body.prompt)
         facts = self._facts()
-        adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
+        adapter = self._adapter(body.model, payload)
         request = GenerationRequest(
             request_id=payload.request_id,
             prompts=(Prompt(joined_prompt(body.prompt, "prompt"), adapter),),

@@ -70,7 +70,7 @@ class _EmbedDialect(OpenAIDialect):
     ) -> Parsed:
         facts = self._facts()
         self._budget.check_fields(body)
-        adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
+        adapter = self._adapter(body.model, payload)
         prefix = "" if body.representation == "symmetric" else facts.prompts.get(body.representation, "")
         request = GenerationRequest(
             request_id=payload.request_id,

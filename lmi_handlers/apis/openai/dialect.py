@@ -31,7 +31,6 @@ from lmi_handlers.apis.openai.body import (
     num_prompts,
     split_prompts,
 )
-from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import Tool, call_of, calls_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.capabilities import Capabilities
@@ -83,7 +82,7 @@ TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"na
 
 _OTHER_PART = re.compile(
     r"(?P<field>messages\[\d+\]\.content\[\d+\])\.type: "
-    r"Invalid value '(?P<kind>input_audio|audio_url|video_url|input_video|file)'"
+    r"Invalid value '(?P<kind>video_url|input_video|file)'"
 )
 
 NO_INFILL = "is not supported by this model: its tokenizer has no tokens for filling in the middle"
@@ -255,11 +254,15 @@ class ChatDialect(OpenAIDialect):
         if continues is None:
             continues = last.role == "assistant" and not last.calls and not body.add_generation_prompt
         opens = body.add_generation_prompt
-        plain = Message.with_images if self._facts().capabilities.takes_images else Message.text_only
+        takes = self._facts().capabilities
         placed = list(zip(places, body.messages, strict=True))
         return ChatPrompt(
-            messages=[plain(message, field) for field, message in placed],
+            messages=[
+                message.with_media(field, takes_images=takes.takes_images, takes_sounds=takes.takes_sounds)
+                for field, message in placed
+            ],
             images=tuple(image for field, message in placed for image in message.images(field)),
+            sounds=tuple(sound for field, message in placed for sound in message.sounds(field)),
             tools=tools or None,
             tool_prompt=TOOL_PROMPT if body.tool_prompt is None else body.tool_prompt,
             documents=body.documents,
@@ -381,7 +384,9 @@ def _unsupported_part(error: InvalidBody) -> UnsupportedFeature | None:
     found = _OTHER_PART.fullmatch(str(error))
     if found is None:
         return None
-    return UnsupportedFeature(f"{found['kind']} is not supported: messages have text and images", field=found["field"])
+    return UnsupportedFeature(
+        f"{found['kind']} is not supported: messages have text, images and sounds", field=found["field"]
+    )
 
 
 def check_length(

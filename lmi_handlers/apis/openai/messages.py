@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
-from lmi_handlers.core.request import ImageSource
+from lmi_handlers.core.request import ImageSource, SoundSource
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -35,7 +35,41 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
-Part = TextPart | RefusalPart | ImagePart
+class InputAudio(msgspec.Struct, frozen=True):
+    """A sound's file in base64. Its `format` is read from the file."""
+
+    data: str
+    format: str | None = None
+
+
+class InputAudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """A sound in a message, in OpenAI's form."""
+
+    input_audio: InputAudio
+
+    @property
+    def url(self) -> str:
+        return f"data:;base64,{self.input_audio.data}"
+
+
+class AudioUrl(msgspec.Struct, frozen=True):
+    """The URL of a sound."""
+
+    url: str
+
+
+class AudioUrlPart(msgspec.Struct, frozen=True, tag_field="type", tag="audio_url"):
+    """A sound in a message, in vLLM's form."""
+
+    audio_url: AudioUrl
+
+    @property
+    def url(self) -> str:
+        return self.audio_url.url
+
+
+SoundPart = InputAudioPart | AudioUrlPart
+Part = TextPart | RefusalPart | ImagePart | InputAudioPart | AudioUrlPart
 
 
 CALL_ID = "functions"
@@ -64,30 +98,53 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     def with_links(self, field: str) -> dict[str, Any]:
         """Return the message for a chat template, with images as Markdown links. TGI tokenises them this way.
 
-        `field` is the message's place in the body. Raises `InvalidRequest` if the message is empty.
+        `field` is the message's place in the body. Raises `InvalidRequest` if the message is empty, and
+        `UnsupportedFeature` if it has a sound.
         """
+        self._check_sounds(field)
         return self._plain(field, _joined)
 
     def text_only(self, field: str) -> dict[str, Any]:
-        """Return the message for a chat template. Raises `UnsupportedFeature` if it has an image."""
-        if self.images(field):
-            raise UnsupportedFeature("contains an image, but this model only accepts text", field=f"{field}.content")
-        return self._plain(field, _joined)
+        """Return the message for a chat template. Raises `UnsupportedFeature` if it has an image or a sound."""
+        return self.with_media(field, takes_images=False, takes_sounds=False)
 
-    def with_images(self, field: str) -> dict[str, Any]:
+    def with_media(self, field: str, *, takes_images: bool, takes_sounds: bool) -> dict[str, Any]:
         """Return the message for a chat template.
 
-        If it has images, its content is a list of parts, as in `ChatPrompt`.
+        If it has images or sounds, its content is a list of parts, as in `ChatPrompt`. Raises `UnsupportedFeature` if it
+        has some that the model does not take.
         """
-        return self._plain(field, _in_parts if self.images(field) else _joined)
+        images, sounds = self.images(field), self.sounds(field)
+        if images and not takes_images:
+            raise UnsupportedFeature("contains an image, which this model does not accept", field=f"{field}.content")
+        if not takes_sounds:
+            self._check_sounds(field)
+        return self._plain(field, _in_parts if images or sounds else _joined)
 
     def images(self, field: str) -> tuple[ImageSource, ...]:
-        parts = self.content if isinstance(self.content, list) else ()
         return tuple(
             ImageSource(part.image_url.url, f"{field}.content[{place}].image_url")
-            for place, part in enumerate(parts)
+            for place, part in self._parts()
             if isinstance(part, ImagePart)
         )
+
+    def sounds(self, field: str) -> tuple[SoundSource, ...]:
+        return tuple(
+            SoundSource(part.url, f"{field}.content[{place}].{_kind(part)}")
+            for place, part in self._parts()
+            if isinstance(part, SoundPart)
+        )
+
+    def _parts(self) -> Iterator[tuple[int, Part]]:
+        return enumerate(self.content if isinstance(self.content, list) else ())
+
+    def _check_sounds(self, field: str) -> None:
+        """Raise `UnsupportedFeature` if the message has a sound."""
+        for place, part in self._parts():
+            if isinstance(part, SoundPart):
+                raise UnsupportedFeature(
+                    f"{_kind(part)} is not supported by this model", field=f"{field}.content[{place}]"
+                )
 
     @property
     def calls(self) -> list[dict[str, Any]] | None:
@@ -123,12 +180,22 @@ def _joined(parts: list[Part]) -> str:
 
 
 def _in_parts(parts: list[Part]) -> list[dict[str, str]]:
-    return [
-        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text(part)} for part in parts
-    ]
+    return [_in_part(part) for part in parts]
+
+
+def _in_part(part: Part) -> dict[str, str]:
+    if isinstance(part, SoundPart):
+        return {"type": "audio"}
+    return {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text(part)}
+
+
+def _kind(part: SoundPart) -> str:
+    """Return the part's `type` in the body."""
+    return str(part.__struct_config__.tag)
 
 
 def _text(part: Part) -> str:
+    """Return the text of a part that is no sound."""
     match part:
         case TextPart():
             return part.text
@@ -136,6 +203,7 @@ def _text(part: Part) -> str:
             return part.refusal
         case ImagePart():
             return f"![]({part.image_url.url})"
+    raise AssertionError(part)
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:

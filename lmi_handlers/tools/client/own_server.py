@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.workers.process import KeptProcess, describe
+from lmi_handlers.workers.process import KeptProcess, describe, free_ports
 
 _POLL_SECONDS = 0.2
 _PING_SECONDS = 30
@@ -32,7 +31,7 @@ def own_server(
     The server decides how long loading may take, and finds a model directory if there is none. Its log goes to standard
     error by default. `environ` defaults to this process's environment. Raises `ConfigError` if it ends by itself.
     """
-    port = _free_port()
+    [port] = free_ports(1)
     command = ["lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", "serve"]
     command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
     if model_dir is not None:
@@ -58,11 +57,3 @@ def _is_ready(port: int) -> bool:
         connection.request("GET", "/ping")
         return connection.getresponse().status == http.HTTPStatus.OK
     return False
-
-
-def _free_port() -> int:
-    """Return a port that is free now. If another program takes it first, the server says so and ends."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -36,8 +36,9 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _besides(prompt: Mapping[str, Any]) -> str:
-    images, adapter = prompt.get("images", 0), prompt.get("adapter")
-    return (f" and {images} images" if images else "") + (f" for the adapter {adapter}" if adapter else "")
+    media = (f" and {prompt[kind]} {kind}" for kind in ("images", "sounds") if prompt.get(kind))
+    adapter = prompt.get("adapter")
+    return "".join(media) + (f" for the adapter {adapter}" if adapter else "")
 
 
 def _cut(limits: Mapping[str, Any]) -> str:

@@ -12,9 +12,16 @@ import pytest
 from facts import says
 from task_handlers import encoded, wav
 
-from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, PayloadTooLarge, UnsupportedFeature
-from lmi_handlers.tasks import sounds
-from lmi_handlers.tasks.sounds import SoundReader, read_wav
+from backends import sounds
+from backends.sounds import SoundReader, read_wav
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestFailed,
+    UnsupportedFeature,
+)
+from lmi_handlers.core.request import EncodedSound
 
 RATE = 16_000
 FORMATS = [
@@ -73,6 +80,29 @@ def test_sounds_of_a_request_have_one_limit(monkeypatch: pytest.MonkeyPatch, rea
     with pytest.raises(InvalidRequest) as caught:
         reader.read([file] * 3)
     assert says(caught.value, "inputs: 2 s long at most 1 s")
+
+
+def test_sounds_of_a_prompt_have_one_limit(reader: SoundReader) -> None:
+    """Of three seconds. Errors name the sound."""
+    second = wav(bytes(2 * RATE))
+    files = [EncodedSound(second, f"sound {number}") for number in range(4)]
+    assert [len(samples) for samples in reader.read_prompt(files[:3])] == [RATE] * 3
+    with pytest.raises(InvalidRequest) as caught:
+        reader.read_prompt(files)
+    assert caught.value.field == "sound 3"
+    with pytest.raises(InvalidRequest) as caught:
+        reader.read_prompt([files[0], EncodedSound(b"no sound", "other")])
+    assert caught.value.field == "other"
+
+
+def test_a_reader_that_was_stopped_decodes_nothing() -> None:
+    reader = SoundReader(RATE)
+    try:
+        reader.stop()
+        with pytest.raises(RequestFailed):
+            reader.read([wav(bytes(8_000), rate=8_000)])
+    finally:
+        reader.close()
 
 
 def test_no_file_is_read_once_nobody_waits(reader: SoundReader) -> None:
@@ -143,7 +173,7 @@ def test_damaged_files_are_read_or_refused(reader: SoundReader) -> None:
 def test_no_decoder_of_videos_reads_a_file() -> None:
     import av
 
-    from lmi_handlers.tasks.sound_decoder import opened
+    from backends.sound_decoder import opened
 
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as output:

@@ -12,7 +12,7 @@ import av
 import msgspec
 
 from backends.limited_process import serve
-from lmi_handlers.tasks.sounds import Decoded, Question
+from backends.sounds import Decoded, Question
 
 MEMORY_LIMIT = 1 << 30
 """In bytes. An hour of samples has 115 MB, twice."""

@@ -10,7 +10,7 @@ import binascii
 import importlib.util
 import io
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     UnsupportedFeature,
 )
+from lmi_handlers.core.request import EncodedSound
 
 MAX_BYTES = 25 << 20
 """Bytes of a file, as in OpenAI's API."""
@@ -30,7 +31,7 @@ MAX_BYTES = 25 << 20
 MAX_SECONDS = 3600
 """Length of all sounds of a request, for which 230 MB are needed."""
 
-DECODER = "lmi_handlers.tasks.sound_decoder"
+DECODER = "backends.sound_decoder"
 
 _SECONDS = 5.0
 _SECONDS_PER_SECOND = 0.02
@@ -55,12 +56,20 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SoundReader:
-    """Reads sounds for a model that takes samples of `rate`: at most `MAX_SECONDS` per request, `longest` per sound."""
+    """Reads sounds for a model that takes samples of `rate`: at most `MAX_SECONDS` per request, `longest` per sound.
+
+    Not thread-safe, except `stop`.
+    """
 
     def __init__(self, rate: int, longest: int = MAX_SECONDS) -> None:
         self.rate = rate
         self._longest = longest
         self._decoder = LimitedProcess(DECODER) if importlib.util.find_spec("av") is not None else None
+
+    def stop(self) -> None:
+        """End the decoder's current file and refuse all later ones. May be called from any thread."""
+        if self._decoder is not None:
+            self._decoder.kill()
 
     def close(self) -> None:
         """End the decoder process."""
@@ -78,6 +87,21 @@ class SoundReader:
             if is_unwanted():
                 raise ClientDisconnected
             sounds.append(self._read(as_bytes(file), min(left, self._longest * self.rate)))
+            left -= len(sounds[-1])
+        return sounds
+
+    def read_prompt(self, files: Sequence[EncodedSound]) -> list[Samples]:
+        """Return the samples of a prompt's sounds, which may be `longest` seconds long together.
+
+        Raises `InvalidRequest` with the sound's field.
+        """
+        sounds: list[Samples] = []
+        left = self._longest * self.rate
+        for file in files:
+            try:
+                sounds.append(self._read(file.data, left))
+            except InvalidRequest as error:
+                raise type(error)(error.message, field=file.field, code=error.code) from error
             left -= len(sounds[-1])
         return sounds
 
