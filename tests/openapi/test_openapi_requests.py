@@ -205,7 +205,7 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @(
     api(document(task="text-embedding"), 12, boundaries=True)
-    .include(path_regex="embed|similarity|/tokenize|decode|/info")
+    .include(path_regex="embed|similarity|/tokenize|decode|/info|/pooling")
     .parametrize()
 )
 def test_every_operation_that_embeds(case: Case, embedding_server: Server) -> None:

@@ -61,7 +61,7 @@ STATED_TYPES: dict[str, set[str]] = {
 CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
-def _invoke(prefix: str) -> Markup:
+def _invoke(prefix: str, untyped: frozenset[str] = frozenset()) -> Markup:
     return Markup(
         f'<{prefix}invoke name="',
         '">',
@@ -69,6 +69,7 @@ def _invoke(prefix: str) -> Markup:
         ('">', *(end for end in STATED_TYPES if "string=" in end)),
         (f"</{prefix}parameter>",),
         f"</{prefix}invoke>",
+        untyped=untyped,
     )
 
 
@@ -103,6 +104,7 @@ MARKUPS = {
         # Qwen3-Coder. A line break at the start or end of a value is not part of it.
         Markup("<function=", ">", "<parameter=", (">\n", ">"), ("\n</parameter>", "</parameter>"), "</function>"),
         *map(_invoke, ("", "｜DSML｜", "｜DSML｜ ", "steptml:")),  # MiniMax, DeepSeek (also 4.1), Step3
+        _invoke("atem:", ANY_TYPE),  # MuseGlimmer
         Markup(  # MiniCPM5
             '<function name="',
             '">',

@@ -98,14 +98,14 @@ class CallReader:
         call.close()
 
     def _json(self, call: _Call, *, nested: bool = False) -> Reading[None]:
-        """Read `{"name": "f", "arguments": {...}}`, also with the keys of Llama, Cohere, OpenAI and TGI."""
+        """Read `{"name": "f", "arguments": {...}}`, also with the keys of Llama, Cohere, Inkling, OpenAI and TGI."""
         text = self._text
         yield from text.expect("{")
         first = True
         while (key := (yield from read_key(text, first=first))) is not None:
             if key in ("name", "tool_name"):
                 call.open((yield from read_string(text)))
-            elif key in ("arguments", "parameters") and not call.has_arguments:
+            elif key in ("arguments", "parameters", "args") and not call.has_arguments:
                 call.has_arguments = True
                 quoted = (yield from text.peek()) == '"'
                 yield from (decode_string if quoted else copy_value)(text, call.write)

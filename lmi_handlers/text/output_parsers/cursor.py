@@ -6,7 +6,7 @@ A parser is a generator that is suspended until it has the text it needs.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -106,3 +106,10 @@ class Cursor:
         """Stop holding and return what has been read since `hold`, or "" if nothing was held."""
         held, self._held = self._held, None
         return "".join(held or ())
+
+
+def start_of_a_mark(text: str, marks: Collection[str]) -> int:
+    """Return how many characters at the end may be the start of one of `marks`, all of which begin with `<`."""
+    at = text.rfind("<", -max(map(len, marks)))
+    tail = text[at:] if at >= 0 else ""
+    return len(tail) if tail and any(mark.startswith(tail) and mark != tail for mark in marks) else 0

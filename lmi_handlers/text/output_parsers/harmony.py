@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+from lmi_handlers.text.output_parsers.cursor import start_of_a_mark
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, ToolCallDelta
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -57,7 +58,7 @@ class HarmonyParser(MessageParser):
     def feed(self, text: str) -> MessageDelta:
         """Take more text and return what it adds to the message."""
         text = self._rest + text
-        held = _start_of_a_mark(text)
+        held = start_of_a_mark(text, _MARKS)
         self._rest = text[len(text) - held :]
         self._read(text[: len(text) - held])
         return self._take()
@@ -145,13 +146,6 @@ class HarmonyParser(MessageParser):
 
     def _forget(self) -> None:
         self._content, self._reasoning, self._tool_calls = [], [], []
-
-
-def _start_of_a_mark(text: str) -> int:
-    """Return how many characters at the end may be the start of a mark."""
-    at = text.rfind("<", -max(map(len, _MARKS)))
-    tail = text[at:] if at >= 0 else ""
-    return len(tail) if tail and any(mark.startswith(tail) and mark != tail for mark in _MARKS) else 0
 
 
 def _joined(deltas: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:

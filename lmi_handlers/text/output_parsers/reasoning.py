@@ -6,10 +6,12 @@ Sources: the models' chat templates and model cards. The names are those of vLLM
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.text.output_parsers.channels import INKLING, MUSE_GLIMMER, ChannelParser
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
 from lmi_handlers.text.output_parsers.harmony import HarmonyParser
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser
@@ -92,9 +94,23 @@ REASONING_FORMATS = {
             ("<|end|>",),
             forced_end="<|end|><|start|>assistant<|channel|>final<|message|>",
         ),
+        ReasoningFormat(
+            "inkling",
+            ("<|content_thinking|>",),
+            ("<|end_message|>",),
+            forced_end="<|end_message|><|message_model|><|content_text|>",
+        ),
+        ReasoningFormat(
+            "muse_glimmer",
+            ("to=self<|message|>",),
+            ("<|eom|>",),
+            forced_end="<|eom|><|start|>assistant to=user<|message|>",
+        ),
     )
 }
 """The formats by their name in vLLM."""
+
+_CHANNELS = {"inkling": INKLING, "muse_glimmer": MUSE_GLIMMER}
 
 _ALIASES = {
     **dict.fromkeys(
@@ -124,6 +140,13 @@ _ALIASES = {
     "hy_v4": "hy_v3",
 }
 
+# Families whose answers are of no use without their marks.
+_ALWAYS = (
+    ("<|channel|>analysis", _HARMONY),
+    ("<|content_thinking|>", "inkling"),
+    ("<atem:function_calls>", "muse_glimmer"),
+)
+
 # The first marker found in the template decides. Early DeepSeek-R1 templates only have </think>, to cut off old
 # reasoning.
 _MARKERS = (
@@ -137,7 +160,7 @@ _MARKERS = (
     ("<|channel>thought", "gemma4"),
     ("Here is my thought process:", "granite"),
     ("<|START_THINKING|>", "cohere_command3"),
-    ("<|channel|>analysis", _HARMONY),
+    *_ALWAYS,
     ("<think>", "deepseek_r1"),
     ("</think>", "deepseek_r1"),
 )
@@ -155,29 +178,38 @@ def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: 
     """Return the format that the options select, or None if reasoning stays in the answer.
 
     `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from
-    `chat_template`. Harmony is detected unless `enabled` is false, as in vLLM: without its marks, its text is of no use.
+    `chat_template`. Families with channels are detected unless `enabled` is false, as Harmony is in vLLM: without its
+    marks, such a text is of no use.
     Raises `ConfigError` if the name is unknown or the template has no known marks.
     """
     if enabled is False:
         return None
     if parser is None and enabled is None:
-        return REASONING_FORMATS[_HARMONY] if "<|channel|>analysis" in chat_template else None
+        return _detected(_ALWAYS, chat_template)
     if parser is not None:
         chosen = reasoning_format(parser)
         return _hunyuan(hunyuan_suffix(chat_template)) if chosen.name == "hy_v3" else chosen
-    for marker, name in _MARKERS:
-        if marker in chat_template:
-            return REASONING_FORMATS[name]
+    if (found := _detected(_MARKERS, chat_template)) is not None:
+        return found
     raise ConfigError(
         "option.enable_reasoning=true: the chat template does not show how the model marks its reasoning; "
         f"set option.reasoning_parser ({', '.join(reasoning_parser_names())})"
     )
 
 
+def _detected(markers: Iterable[tuple[str, str]], chat_template: str) -> ReasoningFormat | None:
+    return next((REASONING_FORMATS[name] for marker, name in markers if marker in chat_template), None)
+
+
 def with_reasoning(format: ReasoningFormat, prompt: str, parser: MessageParser) -> MessageParser:  # noqa: A002
-    """Return a parser that separates the reasoning and leaves the answer to `parser`. Harmony's reads its calls itself."""
+    """Return a parser that separates the reasoning and leaves the answer to `parser`.
+
+    Harmony's parser reads its calls itself, and a parser of channels leaves only calls to `parser`.
+    """
     if format.name == _HARMONY:
         return HarmonyParser(prompt, calls=not isinstance(parser, PlainParser))
+    if format.name in _CHANNELS:
+        return ChannelParser(_CHANNELS[format.name], prompt, parser)
     if format.name == _IN_CONTENT:
         return InContentParser(format, prompt, parser)
     return ReasoningParser(format, prompt, parser)

@@ -83,6 +83,7 @@ class TaggedCallParser(_ReadingParser):
         self._ends: tuple[str, ...] = ()  # the end tags that are still expected
         self._at_start = True
         self._after_call = False  # only white space since the last call
+        self.names = schemas.keys()
         super().__init__(schemas, format.named, keyed=format.keyed)
 
     def _read(self) -> Reading[None]:

@@ -142,6 +142,12 @@ TOOL_FORMATS = {
             section=Tag("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
             framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         ),
+        ToolFormat(
+            "inkling",
+            (Tag("<|content_invoke_tool_json|>", "<|end_message|>"),),
+            framing=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+        ),
+        ToolFormat("muse_glimmer", (Tag("<atem:function_calls>", "</atem:function_calls>"),), bare="<"),
         ToolFormat("gemma4", (Tag("<|tool_call>", "<tool_call|>"),)),
         ToolFormat("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
     )
@@ -177,6 +183,8 @@ _ALIASES = {
 _MARKERS = (
     ("<tool_sep", "hy_v3"),
     ("<|open|>", "kimi_k3"),
+    ("<|content_invoke_tool_json|>", "inkling"),
+    ("<atem:function_calls>", "muse_glimmer"),
     ("<ifm|tool_calls>", "k2_horizon"),
     ("<|tools_prefix|>", "apertus"),
     ("<|START_ACTION|>", "cohere_command3"),

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parsed_messages import cut, parse
+from parsed_messages import cut, join, parse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lmi_handlers.text.output_parsers.channels import INKLING, MUSE_GLIMMER
 from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, with_reasoning
 from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
@@ -261,5 +262,74 @@ def test_reasoning_is_read_as_vllm_reads_it(name: str, begin: str, end: str) -> 
             found = theirs.extract_reasoning(text, request)
             assert (whole.reasoning, whole.content.strip()) == tuple((part or "").strip() for part in found)
             assert whole.reasoning == ("" if name == "minimax_m2_append_think" else reasoning)
+
+    compare()
+
+
+def inkling(reasoning: str, calls: list[Call], answer: str) -> tuple[str, str]:
+    """Return the end of the prompt, and what the model writes after it."""
+    parts = [f"<|content_thinking|>{reasoning}"]
+    parts += [
+        f"{name}<|content_invoke_tool_json|>{json.dumps({'name': name, 'args': arguments})}"
+        for name, arguments in calls
+    ]
+    parts += [f"<|content_text|>{answer}"]
+    return "<|message_model|>", "<|end_message|><|message_model|>".join(parts) + "<|end_message|>"
+
+
+def muse(reasoning: str, calls: list[Call], answer: str) -> tuple[str, str]:
+    parts = [f" to=self<|message|>{reasoning}<|eom|>"]
+    for name, arguments in calls:
+        emitted = name if "." in name else f"{name}.{name}"  # as the model does with its template
+        parameters = "".join(
+            f'<atem:parameter name="{key}">{written(value)}</atem:parameter>\n' for key, value in arguments.items()
+        )
+        parts.append(
+            f' to={emitted}<|message|>\n<atem:function_calls>\n<atem:invoke name="{emitted}">\n{parameters}'
+            "</atem:invoke>\n</atem:function_calls><|eom|>"
+        )
+    parts.append(f" to=user<|message|>{answer}<|eot|>")
+    return "<|start|>assistant", "<|start|>assistant".join(parts)
+
+
+@pytest.mark.needs("vllm")
+@pytest.mark.filterwarnings("ignore")  # of vLLM's own libraries
+@pytest.mark.parametrize(
+    ("name", "render", "marks"), [("inkling", inkling, INKLING.marks), ("muse_glimmer", muse, MUSE_GLIMMER.marks)]
+)
+def test_channels_are_read_as_vllm_reads_them(
+    name: str, render: Callable[[str, list[Call], str], tuple[str, str]], marks: tuple[str, ...]
+) -> None:
+    """Reasoning, calls and an answer, each in a message of its own."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
+    request = ChatCompletionRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": tools}
+    )
+    tokenizer = vllms_tokenizer(list(marks))
+    form = choose_reasoning_format("", name, enabled=None)
+    assert form is not None
+    schemas = dict.fromkeys(NAMES, SCHEMA)
+
+    @given(WORDS, CALLS | st.just([]), WORDS, st.data())
+    def compare(reasoning: str, calls: list[Call], answer: str, data: st.DataObject) -> None:
+        prompt, text = render(reasoning, calls, answer)
+        reasons = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
+        reads = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+        theirs = reads.extract_tool_calls(text, request)
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in theirs.tool_calls] == calls
+        assert (reasons.extract_reasoning(text, request)[0] or "") == reasoning
+        for pieces in ([text], cut(text, data), list(text)):
+            reader = with_reasoning(form, prompt, TaggedCallParser(choose_tool_format("", name), schemas))
+            deltas = [*map(reader.feed, pieces), reader.finish()]
+            content, found = join(deltas)
+            assert "".join(delta.reasoning for delta in deltas) == reasoning
+            assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+            assert content == answer
+        plain = with_reasoning(form, prompt, PlainParser())
+        assert answer in (plain.feed(text) + plain.finish()).content
 
     compare()
