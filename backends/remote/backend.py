@@ -160,6 +160,7 @@ class RemoteBackend(Backend):
 
     def close(self) -> None:
         """Close all connections, and end an engine that was started here."""
+        self._loop.cancel()  # first, so that nothing is asked after the client is closed
         self._loop.run(self._client.close())
         self._loop.close()
         if self._started is not None:

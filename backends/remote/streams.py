@@ -54,9 +54,13 @@ class EventLoop:
         """Call `action` in the loop's thread, soon."""
         self._loop.call_soon_threadsafe(action)
 
+    def cancel(self) -> None:
+        """Cancel what still runs."""
+        self.run(_cancel_others())
+
     def close(self) -> None:
         """Cancel what still runs, and end the thread."""
-        self.run(_cancel_others())
+        self.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
