@@ -138,7 +138,7 @@ class Shadow:
             or request.beam_search is not None
             or prompt.cache_salt is not None
             or prompt.adapter is not None
-            or prompt.image_prompt is not None
+            or prompt.media_prompt is not None
             or _lot(prompt, time.time()) >= self._share
         ):
             return None

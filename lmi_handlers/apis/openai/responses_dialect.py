@@ -62,7 +62,7 @@ class ResponseDialect(ChatDialect):
     def _truncated(self, request: GenerationRequest, body: ResponseBody) -> GenerationRequest:
         """Let the prompt's end fit next to the answer if the request asks for it. A prompt with images cannot be cut."""
         content = request.prompts[0].content
-        if body.truncation != "auto" or (isinstance(content, ChatPrompt) and content.images):
+        if body.truncation != "auto" or (isinstance(content, ChatPrompt) and (content.images or content.sounds)):
             return request
         capabilities = self._facts().capabilities
         room = min(capabilities.max_input_tokens, capabilities.max_model_len - (body.max_output_tokens or 1))
