@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.capabilities import Capabilities, check_prompt
+from lmi_handlers.core.capabilities import Capabilities, check_prompt, check_sampling_params
 from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import ClientDisconnected, LMIError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
@@ -75,6 +75,7 @@ class Sample:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.is_greedy = is_greedy(params)
+        self.has_logprobs = request.sampling_params.logprobs is not None
         self._shadow = shadow
         self._asks = asks
 
@@ -194,6 +195,9 @@ class Shadow:
         token_ids = [*sample.prompt, *sample.token_ids]
         if (capabilities := self._capabilities) is not None:
             check_prompt(token_ids, capabilities)
+            check_sampling_params(_PASS, capabilities)
+        if sample.has_logprobs and len(sample.logprobs) != len(sample.token_ids):  # it shares another request's answer
+            raise RequestFailed("the answer came without the log probabilities of its tokens")
         request = GenerationRequest(request_id=f"shadow-{sample.request.request_id}", prompts=(), sampling_params=_PASS)
         started = time.monotonic()
         output, waited = None, 0.0
@@ -232,12 +236,11 @@ def compared(sample: Sample, output: TokenOutput, seconds: float) -> Comparison:
     begin = len(sample.prompt)
     logprobs, tops = (output.prompt_logprobs or [])[begin:], (output.prompt_top_logprobs or [])[begin:]
     best = [top[0][0] if top else None for top in tops]
-    has_own = len(sample.logprobs) == len(sample.token_ids)
     return Comparison(
         tokens=len(sample.token_ids),
         agreeing=sum(token == other for token, other in zip(sample.token_ids, best, strict=True)),
         shadow_nats=sum(map(_nats, logprobs)),
-        model_nats=sum(map(_nats, sample.logprobs)) if has_own else None,
+        model_nats=sum(map(_nats, sample.logprobs)) if sample.has_logprobs else None,
         is_greedy=sample.is_greedy,
         read_tokens=begin + len(sample.token_ids),
         seconds=seconds,
@@ -251,7 +254,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def _nats(logprob: float | None) -> float:
-    return min(_MOST_NATS, -(logprob or 0.0))
+    return min(_MOST_NATS, max(0.0, -(logprob or 0.0)))
 
 
 _PASS = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)

@@ -128,6 +128,16 @@ def test_a_shadow_that_refuses_or_fails_goes_on_with_the_next(
     wait_until(lambda: outcomes() == {"failed": 2, "compared": 1})
 
 
+def test_an_answer_without_the_log_probabilities_that_were_asked_for(
+    shadow: Shadow, engine: Engine, outcomes: Callable[[], dict[str, float]]
+) -> None:
+    """It would count as one that was certain."""
+    sample = sample_of(shadow, engine, b"Hello", b"")
+    sample.feed(output(1))
+    sample.end()
+    wait_until(lambda: outcomes() == {"failed": 1})
+
+
 def test_a_token_that_the_shadow_does_not_know(
     shadow: Shadow, engine: Engine, outcomes: Callable[[], dict[str, float]]
 ) -> None:
@@ -217,7 +227,7 @@ def test_figures_of_a_comparison(shadow: Shadow, engine: Engine) -> None:
         "read_tokens": 6,
         "shadow_ms": 2000.0,
     }
-    sample.logprobs.clear()
+    sample.has_logprobs = False
     assert compared(sample, shadows, 2.0).fields["divergence"] is None
 
 
