@@ -48,7 +48,7 @@ class Formatting:
             return payload
         calls = new_calls()
         try:
-            calls.send(FormatInput(calls.number, place, invoke.properties, invoke.parts))
+            calls.send(FormatInput(calls.number, scripts[place].place, invoke.properties, invoke.parts))
             formatted = calls.receive()
         finally:
             calls.close(forget=False)
@@ -74,12 +74,13 @@ class Formatting:
             formatter = parsed.formatter
             if kind == "response" and isinstance(dialect, LmiDialect | LmiDynamicDialect):
                 formatter = self._completion
-            return msgspec.structs.replace(parsed, formatter=formatter, rewriter=RecordRewriter(adapter, new_calls))
+            rewriter = RecordRewriter(scripts[adapter].place, new_calls)
+            return msgspec.structs.replace(parsed, formatter=formatter, rewriter=rewriter)
         parameters = _parameters(payload)
         if isinstance(dialect, LmiDialect) and parameters.get("output_formatter") in REQUEST_FORMATTERS:
             return parsed  # as in LMI, the request's own choice takes precedence
         options = TokenOptions(
-            adapter=adapter,
+            place=scripts[adapter].place,
             parameters=msgspec.json.encode(parameters | {"stream": parsed.request.stream}),
             tgi_compat=self._properties.tgi_compat,
             context=payload.context,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,12 +24,14 @@ class FormatterCode(msgspec.Struct, frozen=True, kw_only=True):
     """All formatters of a model. `properties` are the options by LMI's names without `option.`, as text.
 
     `directory` is the working directory of each call. `requirements` is a file with packages to install first.
+    With `follows_adapters`, there are also the formatters of adapters that are loaded while the server runs.
     """
 
     scripts: tuple[FormatterScript, ...]
     directory: str
     properties: dict[str, str]
     requirements: str | None = None
+    follows_adapters: bool = False
 
 
 def find_formatter_scripts(
@@ -46,14 +48,26 @@ def find_formatter_scripts(
             functions = decorated_functions(path)
             if not adapter and output_formatter in defined_names(path):
                 functions[OUTPUT_FORMATTER] = str(output_formatter)
-            if adapter not in found and (INPUT_FORMATTER in functions or OUTPUT_FORMATTER in functions):
-                found[adapter] = FormatterScript(
-                    path=str(path),
-                    adapter=adapter,
-                    input_formatter=functions.get(INPUT_FORMATTER),
-                    output_formatter=functions.get(OUTPUT_FORMATTER),
-                )
+            if adapter not in found and (script := _script(path, adapter, functions)) is not None:
+                found[adapter] = script
     return tuple(found.values())
+
+
+def script_of_adapter(folder: Path, adapter: str) -> FormatterScript | None:
+    """Return the file with the formatters of the adapter in `folder`, None if it has none. Raises as above."""
+    path = folder / SCRIPT
+    return _script(path, adapter, decorated_functions(path)) if path.is_file() else None
+
+
+def _script(path: Path, adapter: str, functions: Mapping[str, str]) -> FormatterScript | None:
+    if INPUT_FORMATTER not in functions and OUTPUT_FORMATTER not in functions:
+        return None
+    return FormatterScript(
+        path=str(path),
+        adapter=adapter,
+        input_formatter=functions.get(INPUT_FORMATTER),
+        output_formatter=functions.get(OUTPUT_FORMATTER),
+    )
 
 
 def _places(directory: Path, entry_point: str | None, *, with_adapters: bool) -> Iterator[tuple[str, Path]]:

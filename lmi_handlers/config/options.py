@@ -681,6 +681,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = True
+    adapter_formatters: Annotated[
+        bool,
+        Option(
+            "With `enable_lora`, adapters that are loaded while the server runs may bring [formatters](formatters.md) in a "
+            "`model.py`. Whoever may load adapters can then run code on this machine.",
+            server=True,
+        ),
+    ] = False
     allow_runtime_lora_updating: Annotated[
         bool, Option("Serves vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` as well.", server=True)
     ] = False

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 
 from backends.base import Backend
 from lmi_handlers.core.errors import AdapterExists, InvalidRequest, LMIError, LoadFailed, RequestFailed
+from lmi_handlers.engine.adapter_formatters import AdapterFormatters
 from lmi_handlers.engine.adapter_registry import (
     MAX_ADAPTERS,
     Adapters,
@@ -45,7 +46,7 @@ class AdapterManager:
     waits for the answer any more. `announce` returns once the web workers know. `open` raises `InvalidRequest` for a
     wrong source. `open_own` opens the model's own adapters, which may be outside of the places that requests may name.
     An adapter's folder stays open as long as the adapter is loaded. `adapters` are those that the backend has loaded
-    already. `reserved` are names that stand for the model itself.
+    already. `reserved` are names that stand for the model itself. `formatters` loads those that adapters bring, if they may.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class AdapterManager:
         open_own: Callable[[Path], contextlib.AbstractContextManager[Path]],
         adapters: Adapters,
         reserved: Collection[str] = (),
+        formatters: AdapterFormatters | None = None,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -69,6 +71,7 @@ class AdapterManager:
         self._folders: dict[str, contextlib.ExitStack] = {}
         self._adapters = dict(adapters)
         self._reserved = reserved
+        self._formatters = formatters
         self._seen: Adapters | None = None
         self._try_again_at = math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
@@ -190,12 +193,29 @@ class AdapterManager:
             files = self._open_own(Path(wanted.source)) if wanted.is_own else self._open(wanted.source, wanted.folder)
             folder = opening.enter_context(files)
             loaded = self._backend.read_adapter(name, folder)
-            run(lambda: self._backend.add_adapter(name, folder, loaded, pinned=wanted.pinned))
+            with self._with_formatters(name, folder, wanted):
+                run(lambda: self._backend.add_adapter(name, folder, loaded, pinned=wanted.pinned))
             self._close_folder(name)
             self._folders[name] = opening.pop_all()
         added = msgspec.structs.replace(wanted, folder=str(folder))
         self._adapters = self._adapters | {name: added}
         return added
+
+    @contextlib.contextmanager
+    def _with_formatters(self, name: str, folder: Path, wanted: RegisteredAdapter) -> Iterator[None]:
+        """Load an adapter's formatters, before anyone may use it. If the block fails, there are those from before."""
+        formatters, known = self._formatters, self._adapters.get(name)
+        if formatters is None or wanted.is_own:
+            yield
+            return
+        formatters.load(name, folder, wanted.version)
+        try:
+            yield
+        except BaseException:
+            formatters.unload(name)
+            if known is not None and not known.is_own:
+                formatters.load(name, Path(known.folder), known.version)
+            raise
 
     def _unload(self, message: UnloadAdapter) -> None:
         name, version = message.name, message.version
@@ -222,6 +242,8 @@ class AdapterManager:
         if name in self._adapters:
             return
         if self._call(remove):
+            if self._formatters is not None:
+                self._formatters.unload(name)
             self._close_folder(name)
         else:
             threading.Timer(_LOOK_AGAIN, self._thread.submit, (self._remove_when_unused, name)).start()

@@ -144,11 +144,12 @@ class AdapterSources:
         if (
             script.is_file()
             and script not in self._scripts
+            and not self._properties.adapter_formatters
             and {INPUT_FORMATTER, OUTPUT_FORMATTER} & {*decorated_functions(script)}
         ):
             raise ConfigError(
                 f"the adapter has formatters in {SCRIPT}, which are read when the server starts: put it into adapters/ beside "
-                "serving.properties and restart the server, or remove the file"
+                "serving.properties and restart the server, set option.adapter_formatters=true, or remove the file"
             )
 
 

@@ -23,7 +23,7 @@ from lmi_handlers.workers.process import KeptProcess, describe
 _MODULE = "lmi_handlers.custom_code.formatting.process"
 _LOOK_INTERVAL = 0.05
 
-_LATE = "loading the model's formatters did not end within model_loading_timeout"
+_LATE = "loading the model's formatters did not end within {}"
 _CRASHED = "loading the model's formatters ended their process with"
 _ERROR = "lmi: error: "
 """The beginning of an error from `tell`."""
@@ -64,7 +64,8 @@ class FormattersProcess:
         has_loaded, failures = False, 0
         while not self._stopping.is_set():
             self.serving = False
-            for path in (self._settings.formatter_socket_path, self._settings.formatter_hang_path):
+            settings = self._settings
+            for path in (settings.formatter_socket_path, settings.formatter_changes_path, settings.formatter_hang_path):
                 path.unlink(missing_ok=True)
             try:
                 loaded, how = self._run_once(may_tell=not has_loaded)
@@ -101,7 +102,7 @@ class FormattersProcess:
             and not self._stopping.is_set()
             and status not in (EXIT_CONFIG, EXIT_LOAD_FAILED)
         ):
-            tell("error", _LATE if late else f"{_CRASHED} {describe(status)}")
+            tell("error", _LATE.format("model_loading_timeout") if late else f"{_CRASHED} {describe(status)}")
         return self.serving, describe(status)
 
     def _where_it_hung(self) -> str | None:
@@ -111,14 +112,17 @@ class FormattersProcess:
         return None
 
 
-def check_loading(settings: EngineSettings) -> None:
-    """Load the files once, in a process of their own. Raises `ConfigError` if that fails."""
+def check_loading(settings: EngineSettings, limit: str = "model_loading_timeout") -> None:
+    """Load the files once, in a process of their own. Raises `ConfigError` if that fails.
+
+    `limit` is the option with the seconds that it may take.
+    """
     with tempfile.TemporaryFile() as log:
         process = _start(settings, "check", stderr=log)
         try:
-            status = process.wait(settings.properties.model_loading_timeout)
+            status = process.wait(getattr(settings.properties, limit))
         except subprocess.TimeoutExpired:
-            raise ConfigError(_LATE) from None
+            raise ConfigError(_LATE.format(limit)) from None
         finally:
             process.end()
         log.seek(0)

@@ -22,6 +22,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
 from lmi_handlers.core.errors import ConfigError, EngineDead, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.engine.adapter_formatters import AdapterFormatters
 from lmi_handlers.engine.adapter_manager import AdapterManager
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters, own_adapter
@@ -119,6 +120,7 @@ def _serve(
             if name in files.adapters
         },
         reserved=(*settings.properties.served_names, settings.properties.name, settings.properties.model_id or ""),
+        formatters=AdapterFormatters(settings) if settings.follows_adapters else None,
     )
     adapters.restore()
     loop = EngineLoop(

@@ -55,6 +55,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     shadow_of: str = ""
 
     @property
+    def follows_adapters(self) -> bool:
+        """True if adapters may bring formatters while the server runs."""
+        return self.formatters is not None and self.formatters.follows_adapters
+
+    @property
     def each(self) -> list[EngineSettings]:
         """The settings of all replicas."""
         return [msgspec.structs.replace(self, replica=replica) for replica in range(len(self.replicas))]
@@ -101,6 +106,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     def formatter_socket_path(self) -> Path:
         """The socket of the process that runs formatters. Exists once their files are loaded."""
         return formatter_socket_path(Path(self.runtime_dir))
+
+    @property
+    def formatter_changes_path(self) -> Path:
+        """The socket on which that process is told of the formatters of adapters."""
+        return Path(self.runtime_dir) / "adapters.sock"
 
     @property
     def formatter_hang_path(self) -> Path:

@@ -319,13 +319,15 @@ def _formatters(settings: ServerSettings, loaded: LoadedProperties) -> Formatter
     directories = [directory for directory in (settings.model_dir, local_model(properties)) if directory is not None]
     name = None if properties.output_formatter in available_formatters() else properties.output_formatter
     scripts = find_formatter_scripts(directories, properties.entry_point, name, with_adapters=properties.enable_lora)
-    if not scripts:
+    follows = properties.enable_lora and properties.adapter_management and properties.adapter_formatters
+    if not scripts and not follows:
         return None
     if properties.embeds and any(script.output_formatter is not None for script in scripts):
         raise ConfigError(f"{scripts[0].path} has an @{OUTPUT_FORMATTER}: that is not supported for embeddings")
-    directory = str(directories[0])
+    directory = str(directories[0]) if directories else os.sep
     return FormatterCode(
         scripts=scripts,
+        follows_adapters=follows,
         directory=directory,
         properties=_options(loaded) | {"model_dir": directory},
         requirements=_requirements(properties, Path(directory), None),

@@ -19,7 +19,7 @@ NewCalls = Callable[[], Calls]
 class TokenOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a request, for an output formatter. The fields are those of `Begin`."""
 
-    adapter: str
+    place: str
     parameters: bytes
     tgi_compat: bool
     context: bytes
@@ -93,7 +93,7 @@ class TokenFormatter(Formatter):
         calls.send(
             Begin(
                 number=calls.number,
-                adapter=options.adapter,
+                place=options.place,
                 request_id=request.request_id,
                 prompts=prompts,
                 samples=request.sampling_params.n,
@@ -122,8 +122,8 @@ class TokenFormatter(Formatter):
 class RecordRewriter:
     """Sends the documents or records that a formatter writes to the process, which returns what to send instead."""
 
-    def __init__(self, adapter: str, new_calls: NewCalls) -> None:
-        self._adapter = adapter
+    def __init__(self, place: str, new_calls: NewCalls) -> None:
+        self._place = place
         self._new_calls = new_calls
         self._calls: Calls | None = None
 
@@ -133,7 +133,7 @@ class RecordRewriter:
             return data
         if self._calls is None:
             self._calls = self._new_calls()
-        self._calls.send(Records(self._calls.number, self._adapter, data, streams))
+        self._calls.send(Records(self._calls.number, self._place, data, streams))
         return self._calls.receive().data
 
     def close(self) -> None:

@@ -146,6 +146,12 @@ class Host(Generic[Sent, Connection]):
         sockets = accepted(listen(path), refused)
         threading.Thread(target=self._accept, args=(sockets,), name="worker-host", daemon=True).start()
 
+    @property
+    def connections(self) -> list[Connection]:
+        """The workers that are connected."""
+        with self._lock:
+            return list(self._connections)
+
     def announce(self, state: Sent) -> None:
         """Tell every worker, including those that connect later."""
         with self._lock:

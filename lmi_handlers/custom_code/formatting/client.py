@@ -27,6 +27,7 @@ from lmi_handlers.custom_code.formatting.messages import (
     FormattersReady,
     FormattingFailed,
     FromWorker,
+    Known,
     ScriptFormatters,
     ToWorker,
 )
@@ -148,6 +149,7 @@ class FormatterClient:
                 if isinstance(message, FormattersReady):
                     self._scripts, self._sender = message.scripts, sender
                     self._ready.set()
+                    sender.send(Known(message.change))
                 elif (calls := self._calls.get(message.number)) is not None:
                     calls.put(_error_of(message) if isinstance(message, FormattingFailed) else message)
         except ProtocolError:

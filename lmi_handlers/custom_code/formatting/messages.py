@@ -18,7 +18,7 @@ class FormatInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Call the input formatter. `properties` are the request's headers, `parts` its content: (name, bytes) in order."""
 
     number: int
-    adapter: str
+    place: str
     properties: dict[str, str]
     parts: list[tuple[str, bytes]]
 
@@ -31,13 +31,18 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     number: int
-    adapter: str
+    place: str
     request_id: str
     prompts: list[tuple[str, list[int]]]
     samples: int
     parameters: bytes
     tgi_compat: bool
     context: bytes
+
+    @property
+    def adapter(self) -> str:
+        """The adapter whose formatter it is, "" for the model's own."""
+        return self.place.partition("@")[0]
 
 
 class OutputToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,25 +75,39 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """JSON documents as they would be sent without the formatter: one, or those of a step of a stream, framed."""
 
     number: int
-    adapter: str
+    place: str
     data: bytes
     streams: bool
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """New requests use the formatters of `FormattersReady` with this number. There is no reply."""
+
+    change: int
 
 
 # From the process
 
 
 class ScriptFormatters(msgspec.Struct, frozen=True, array_like=True):
-    """The formatters of a file. `tokens` formatters get tokens, `response` ones OpenAI's objects, `dict` ones LMI's dicts."""
+    """The formatters of a file. `tokens` formatters get tokens, `response` ones OpenAI's objects, `dict` ones LMI's dicts.
+
+    Messages name them as `place`: those of an adapter that is replaced have another one.
+    """
 
     input: bool
     output: Literal["tokens", "response", "dict"] | None
+    place: str = ""
 
 
 class FormattersReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message: the files are loaded. `scripts` has them by adapter; "" is the model's own."""
+    """The first message, and again on every change: `scripts` has the loaded files by adapter; "" is the model's own.
+
+    `change` counts the changes. It is answered by `Known`.
+    """
 
     scripts: dict[str, ScriptFormatters]
+    change: int = 0
 
 
 class Formatted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -106,5 +125,6 @@ class FormattingFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: str
 
 
-FromWorker = FormatInput | Begin | Tokens | Forget | Records
+FromWorker = FormatInput | Begin | Tokens | Forget | Records | Known
+Call = FormatInput | Begin | Tokens | Forget | Records
 ToWorker = FormattersReady | Formatted | FormattingFailed
