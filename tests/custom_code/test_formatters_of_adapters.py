@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,3 +99,42 @@ def test_formatters_that_cannot_be_imported_are_refused(server: Server, store: P
     assert server.invoke(BODY | {"adapters": "broken"}).status_code == 400
     assert formatted_by(server, "") == {"nobody"}
     assert server.supervised(PROCESS) == process
+
+
+REPLACED = """
+import sys
+from pathlib import Path
+
+from lmi_handlers.config.formatter_code import FormatterCode, script_of_adapter
+from lmi_handlers.custom_code.formatting.messages import Records
+from lmi_handlers.custom_code.formatting.scripts import Formatters
+from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
+
+def answer(formatters, place):
+    try:
+        return formatters.format_records(Records(1, place, b'{"generated_text": "x"}', False)).decode().strip()
+    except KeyError:
+        return "gone"
+
+folders = sys.argv[1:]  # the files see arguments of their own
+for kept_for in (60.0, 0.0):
+    formatters = Formatters(FormatterCode(scripts=(), directory="/", properties={}), LazyTokenizer(), kept_for)
+    for version, folder in enumerate(folders, 1):
+        formatters.load(script_of_adapter(Path(folder), "a"), version)
+    print(formatters.scripts["a"].place, answer(formatters, "a@1"), answer(formatters, "a@2"))
+    print(formatters.unload("a", 1), formatters.unload("a", 2), formatters.unload("a"), answer(formatters, "a@2"))
+"""
+
+
+def test_requests_on_their_way_keep_their_formatters(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(FORMATTER.format(name=name, first=""))
+    command = [sys.executable, "-c", REPLACED, str(tmp_path / "one"), str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.splitlines() == [
+        'a@2 {"by": "one"} {"by": "two"}',
+        'False True False {"by": "two"}',
+        'a@2 gone {"by": "two"}',
+        "False True False gone",
+    ], done.stderr
