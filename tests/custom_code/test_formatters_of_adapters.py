@@ -96,7 +96,7 @@ def test_formatters_that_cannot_be_imported_are_refused(server: Server, store: P
     refused = manage(server, "POST", json=body | {"name": "broken"})
     assert refused.status_code == 400
     assert cause in refused.json()["message"]
-    assert server.invoke(BODY | {"adapters": "broken"}).status_code == 400
+    assert server.invoke(BODY | {"adapters": "broken"}).status_code == 424
     assert formatted_by(server, "") == {"nobody"}
     assert server.supervised(PROCESS) == process
 
