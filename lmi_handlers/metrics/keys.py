@@ -59,8 +59,11 @@ class UsageSeries:
         )
 
     def add(self, cells: Cells, usage: Usage, number: str) -> None:
-        """Count a request that has ended, under the value of the label that has this number."""
-        for metric, value in self._values:
+        """Count a request that has ended, under the value of the label that has this number.
+
+        Of one that has joined the answer to another, only the request is counted: the other has the rest.
+        """
+        for metric, value in self._values[:1] if usage.joined else self._values:
             cells.add(metric, value(usage), number)
 
     def _counter(self, name: str, unit: str, documentation: str) -> Metric:
