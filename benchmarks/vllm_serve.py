@@ -5,7 +5,9 @@ Both have the same engine, model and options, and are called on `/invocations`.
 
 from __future__ import annotations
 
+import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 from engines import CONCURRENCY, NEW_TOKENS, PROMPT_TOKENS
@@ -16,6 +18,7 @@ from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, lmi_server, vllm_server
 
 ROUNDS = 3
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 SPEED = Target(1.1)
 FIRST_TOKEN = Target(0.9, at_most=True)
@@ -44,13 +47,13 @@ def bench_vllm(directory: Path) -> None:
         with lmi_server(directory / "ours", properties) as ours:
             ready.ours.append(ours.seconds_to_ready)
             for n, (speed, first_token) in measured.items():
-                load = _load(ours, [_lmi(text) for text in _texts(prompts, n)], b'{"token"', n)
+                load = _load(ours, [_lmi(text) for text in _texts(prompts, n)], _lmi_tokens, n)
                 speed.ours.append(len(load.answers) * NEW_TOKENS / load.seconds)
                 first_token.ours.append(statistics.median(answer.first_byte for answer in load.answers))
         with vllm_server(directory / "vllm", model, OPTIONS) as peer:
             ready.peer.append(peer.seconds_to_ready)
             for n, (speed, first_token) in measured.items():
-                load = _load(peer, [_openai(text, model) for text in _texts(prompts, n)], b'"text":', n)
+                load = _load(peer, [_openai(text, model) for text in _texts(prompts, n)], _openai_tokens, n)
                 speed.peer.append(len(load.answers) * NEW_TOKENS / load.seconds)
                 first_token.peer.append(statistics.median(answer.first_byte for answer in load.answers))
     rows = []
@@ -79,17 +82,27 @@ def _lmi(text: str) -> bytes:
 
 def _openai(text: str, model: Path) -> bytes:
     sampling = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0}
-    return post({"model": str(model), "prompt": text, "stream": True} | sampling)
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return post({"model": str(model), "prompt": text} | stream | sampling)
 
 
-def _load(server: Server, requests: list[bytes], mark: bytes, concurrency: int) -> LoadResult:
+def _lmi_tokens(body: bytes) -> int:
+    return body.count(b'{"token"')
+
+
+def _openai_tokens(body: bytes) -> int:
+    # `vllm serve` joins the tokens of a record that it could not write in time, so records do not tell.
+    return int(_COMPLETION_TOKENS.findall(body)[-1])
+
+
+def _load(server: Server, requests: list[bytes], tokens_of: Callable[[bytes], int], concurrency: int) -> LoadResult:
     """Run the same load twice and return the second result. The first run is a warm-up.
 
     Raises `RuntimeError` if a run does not have the expected number of tokens.
     """
     for _ in range(2):
         load = run_load(server.port, requests, concurrency)
-        tokens = sum(answer.body.count(mark) for answer in load.answers)
+        tokens = sum(tokens_of(answer.body) for answer in load.answers)
         if tokens != len(requests) * NEW_TOKENS:
             raise RuntimeError(f"{len(requests) * NEW_TOKENS} tokens were to be made, not {tokens}")
     return load

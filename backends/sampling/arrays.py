@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_torch_array
 
 Array: TypeAlias = Any
@@ -23,10 +24,28 @@ def topk(rows: Array, k: int) -> tuple[Array, Array]:
     if is_torch_array(rows):
         best = rows.topk(k, dim=-1)
         return best.values, best.indices
-    some = np.argpartition(rows, rows.shape[-1] - k, axis=-1)[:, -k:]
-    values = np.take_along_axis(rows, some, axis=-1)
-    order = np.argsort(-values, axis=-1)
-    return np.take_along_axis(values, order, axis=-1), np.take_along_axis(some, order, axis=-1)
+    ids = np.empty((len(rows), k), np.intp)
+    for row, bound, chosen in zip(rows, _bounds(rows, k), ids, strict=True):
+        high = row >= bound if bound > -np.inf else row > -np.inf
+        some = np.flatnonzero(high)
+        if len(some) < k:  # all others are minus infinity, or the row has values that are no numbers
+            some = np.append(some, np.flatnonzero(~high)[: k - len(some)])
+        chosen[:] = some[np.argsort(-row[some])[:k]]
+    return np.take_along_axis(rows, ids, axis=-1), ids
+
+
+def _bounds(rows: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.floating]:
+    """Return for each row a number that at least k of its values reach, and usually few others, `[rows]`.
+
+    It is the k-th greatest of the maxima of some groups. NumPy's partition of whole rows takes ten times as long, and
+    many times that if most values are equal, as they are after `top_k`.
+    """
+    num_rows, size = rows.shape
+    groups = min(size, max(4 * k, 256))
+    members = size // groups
+    maxima = rows[:, : members * groups].reshape(num_rows, members, groups).max(axis=1)
+    bounds: npt.NDArray[np.floating] = np.partition(maxima, groups - k, axis=-1)[:, groups - k]
+    return bounds
 
 
 def cumsum(rows: Array) -> Array:

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
+from backends.sampling.arrays import topk
 from backends.sampling.sampler import Sampled, SamplerState, Watermark, logprobs_and_best, sample, sample_drafts
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
@@ -238,6 +239,23 @@ def test_logprobs_with_alternatives(convert: Convert, counts: list[int]) -> None
         values, ids = row.topk(count)
         assert [token for token, _ in pairs or ()] == ids.tolist()
         assert [value for _, value in pairs or ()] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_best_of_rows_with_equal_values(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 3000))
+    k = data.draw(st.integers(1, min(size, 1024)))
+    distinct = data.draw(st.integers(1, 4000))
+    excluded = data.draw(st.integers(0, size))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    rows = torch.randint(distinct, (3, size), generator=generator).float()
+    rows[:2, torch.randperm(size, generator=generator)[:excluded]] = -math.inf
+    values, ids = topk(rows.numpy(), k)
+    assert values.tolist() == rows.topk(k).values.tolist()
+    for row, row_values, row_ids in zip(rows, values.tolist(), ids.tolist(), strict=True):
+        assert len(set(row_ids)) == k
+        assert row[row_ids].tolist() == row_values
 
 
 def test_logprobs_of_no_rows(convert: Convert) -> None:
