@@ -63,6 +63,7 @@ _VARIABLES = """\
 
 `API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
 `LMI_ENGINE_KEY` is the key that a [remote engine](remote.md) wants.
+`LMI_CONTINUATION_KEY` signs [continuation tokens](continuation.md#the-key-replicas-and-restarts).
 Outside containers, the server listens on 127.0.0.1 only. In a container, which it knows by
 variables such as `KUBERNETES_SERVICE_HOST`, files such as `/.dockerenv` or `/opt/ml/model`, it
 listens on all interfaces. `LMI_HOST` or `--host` decides if set.

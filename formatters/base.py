@@ -52,19 +52,33 @@ class Formatter(ABC):
         """The number of them that came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
         self.truncated: str | None = None
         """The option whose time limit has ended the text. Set before the last deltas."""
+        self.continuation: str | None = None
+        """The token with which a request continues that text, if it can be continued. Set before the last delta."""
+        self.resumed = False
+        """True if this answer continues another one."""
 
     def tell(self, inner: Formatter) -> None:
         """Copy the counters to a formatter that this one wraps. Other distributions may have such formatters."""
-        inner.prompt_tokens, inner.cached_tokens, inner.truncated = (
+        inner.prompt_tokens, inner.cached_tokens, inner.truncated, inner.continuation = (
             self.prompt_tokens,
             self.cached_tokens,
             self.truncated,
+            self.continuation,
         )
 
     @property
     def cut_by(self) -> str | UnsetType:
         """`truncated` as a field of the last record of a stream, which tells why `finish_reason` is "length"."""
         return UNSET if self.truncated is None else self.truncated
+
+    @property
+    def continued_by(self) -> str | UnsetType:
+        """`continuation` as a field of a document or of the last record of a stream."""
+        return UNSET if self.continuation is None else self.continuation
+
+    def resume(self, delta: TextDelta) -> None:  # noqa: ARG002  used by formatters that parse the text
+        """Take the text so far of the sequence that this answer continues. Its client has it. Called before `feed`."""
+        self.resumed = True
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> bytes:
@@ -131,8 +145,8 @@ class CollectingFormatter(Formatter):
         return b""
 
     def generated_text(self, output: CompletionOutput) -> str:
-        """Return the text. `return_full_text` puts the prompt in front."""
-        return output.prompt + output.text if self.request.return_full_text else output.text
+        """Return the text. `return_full_text` puts the prompt in front, unless an earlier answer has shown it."""
+        return output.prompt + output.text if self.request.return_full_text and not self.resumed else output.text
 
 
 def event(document: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""boto3: the whole answer at once.
+"""boto3: the whole answer at once, or in parts if a deadline of the server ends it (docs/continuation.md).
 
     lmi serve --model-dir examples/tasks/chat --local-runtime
     python examples/clients/boto3_invoke.py "The meaning of life is"
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import boto3
 
@@ -21,6 +22,12 @@ client = boto3.client(
     aws_access_key_id="local",  # signatures are not checked, but boto3 sends nothing without keys
     aws_secret_access_key="local",  # noqa: S106  not a secret
 )
-body = {"inputs": sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is", "parameters": {"max_new_tokens": 32}}
-response = client.invoke_endpoint(EndpointName="local", ContentType="application/json", Body=json.dumps(body))
-print(json.load(response["Body"])["generated_text"])
+prompt = sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is"
+body: dict[str, Any] = {"inputs": prompt, "parameters": {"max_new_tokens": 32}}
+answer = {"continuation": None}
+while "continuation" in answer:
+    body["continuation"] = answer["continuation"]
+    response = client.invoke_endpoint(EndpointName="local", ContentType="application/json", Body=json.dumps(body))
+    answer = json.load(response["Body"])
+    print(answer["generated_text"], end="")
+print()

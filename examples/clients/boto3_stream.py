@@ -1,5 +1,7 @@
 """boto3: each token as soon as it is generated, with an error in the middle of the stream told apart from its end.
 
+A stream that a deadline of the server ends is continued (docs/continuation.md).
+
     lmi serve --model-dir examples/tasks/chat --local-runtime
     python examples/clients/boto3_stream.py "The meaning of life is"
 
@@ -29,15 +31,19 @@ def main() -> None:
     )
     prompt = sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is"
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 32}, "stream": True}
-    response = client.invoke_endpoint_with_response_stream(
-        EndpointName="local", ContentType="application/json", Body=json.dumps(body)
-    )
-    with closing(response["Body"]) as events:  # closing early stops the generation
-        for line in lines(events):
-            record = json.loads(line)
-            if record.get("details", {}).get("finish_reason") == "error":
-                sys.exit(record["token"].get("error_msg", "generation failed"))
-            print(record["token"]["text"], end="", flush=True)
+    details: dict[str, Any] = {"continuation": None}
+    while "continuation" in details:
+        body["continuation"] = details["continuation"]
+        response = client.invoke_endpoint_with_response_stream(
+            EndpointName="local", ContentType="application/json", Body=json.dumps(body)
+        )
+        with closing(response["Body"]) as events:  # closing early stops the generation
+            for line in lines(events):
+                record = json.loads(line)
+                details = record.get("details", {})
+                if details.get("finish_reason") == "error":
+                    sys.exit(record["token"].get("error_msg", "generation failed"))
+                print(record["token"]["text"], end="", flush=True)
     print()
 
 

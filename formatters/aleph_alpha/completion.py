@@ -65,6 +65,10 @@ class CompletionFormatter(CollectingFormatter):
             for output in self.outputs:
                 output.prompt = ""
 
+    def resume(self, delta: TextDelta) -> None:
+        super().resume(delta)
+        self.outputs[delta.index].prompt = ""  # an earlier answer has shown it
+
     def shown(self, delta: TextDelta) -> TextDelta:
         """Count the new tokens and return the part of the delta that the client sees."""
         if self.options.prompt_only:  # engines generate at least one token, so drop it
@@ -106,7 +110,9 @@ class CompletionJsonFormatter(CompletionFormatter):
             )
             for index, output in enumerate(outputs)
         ]
-        return encode(schemas.AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
+        return encode(
+            schemas.AlephAlphaCompletions(completions, self.options.model_version, *self.counts(), self.continued_by)
+        )
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -126,7 +132,10 @@ class CompletionSseFormatter(CompletionFormatter):
             events += event(encode(schemas.AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
             reason = FINISH_REASONS[new.finish_reason]
-            events += event(encode(schemas.AlephAlphaStreamSummary(index, options.model_version, reason, self.cut_by)))
+            summary = schemas.AlephAlphaStreamSummary(
+                index, options.model_version, reason, self.cut_by, self.continued_by
+            )
+            events += event(encode(summary))
         return events
 
     def finish(self) -> bytes:

@@ -55,13 +55,15 @@ class AlephAlphaCompletion(_Part, kw_only=True):
 class AlephAlphaCompletions(Response):
     """The complete answer, if it is not streamed.
 
-    Counts cover all generated completions, with the prompt once for each.
+    Counts cover all generated completions, with the prompt once for each. A request with `continuation` goes on with a text
+    that a time limit has ended.
     """
 
     completions: list[AlephAlphaCompletion]
     model_version: str
     num_tokens_prompt_total: Count
     num_tokens_generated: Count
+    continuation: str | UnsetType = UNSET
 
 
 class AlephAlphaStreamChunk(_Part, tag_field="type", tag="stream_chunk"):
@@ -69,12 +71,16 @@ class AlephAlphaStreamChunk(_Part, tag_field="type", tag="stream_chunk"):
 
 
 class AlephAlphaStreamSummary(Response, tag_field="type", tag="stream_summary"):
-    """Marks the end of one of the completions. `truncated` names the option that has ended it before its time."""
+    """Marks the end of one of the completions. `truncated` names the option that has ended it before its time.
+
+    A request with `continuation` goes on with it.
+    """
 
     index: Count
     model_version: str
     finish_reason: AlephAlphaFinishReason
     truncated: str | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class AlephAlphaCompletionSummary(Response, tag_field="type", tag="completion_summary"):

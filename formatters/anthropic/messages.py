@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from formatters.anthropic import schemas
 from formatters.anthropic.errors import error_document
@@ -49,6 +50,11 @@ class MessageFormatter(ChatFormatter):
         self._pieces: list[str] = []  # the text of the open block
         self._stop_string: str | None = None
         self._is_whole = False  # the last call
+        self._earlier_calls: tuple[ToolCallDelta, ...] = ()
+
+    def resume_calls(self, index: int, calls: tuple[ToolCallDelta, ...]) -> None:  # noqa: ARG002  there is one choice
+        """Show them again, as whole blocks."""
+        self._earlier_calls = calls
 
     def emit(self, event: schemas.MessageEvent) -> None:
         """Take an event. A document has none."""
@@ -58,6 +64,8 @@ class MessageFormatter(ChatFormatter):
 
     def advance(self, delta: TextDelta) -> None:
         """Take the new text."""
+        earlier, self._earlier_calls = self._earlier_calls, ()
+        self._add_calls(earlier)
         message = self._choice.feed(delta)
         self._choice.new_tokens = []  # there are no log probabilities
         self._stop_string = delta.stop_string
@@ -100,13 +108,14 @@ class MessageFormatter(ChatFormatter):
             stop_reason=None if end is None else end.stop_reason,
             stop_sequence=None if end is None else end.stop_sequence,
             usage=self.message_usage(),
+            continuation=UNSET if end is None else end.continuation,
         )
 
     def end(self) -> schemas.MessageEnd:
         """Return how the message ended. Only a stop string that has cut off a call keeps clients from making it."""
         choice, stop = self._choice, self._stop_string
         if choice.finish_reason in _ENDED:
-            return schemas.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by)
+            return schemas.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by, self.continued_by)
         if stop is not None and not self._is_whole:
             return schemas.MessageEnd("stop_sequence", stop)
         return schemas.MessageEnd("tool_use" if choice.calls else "end_turn", None)

@@ -49,7 +49,10 @@ OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageAnswer(Response):
-    """A message by the model. `stop_reason` is null at the start of a stream."""
+    """A message by the model. `stop_reason` is null at the start of a stream.
+
+    A request with `continuation`, which Anthropic does not have, goes on with a message that a time limit has ended.
+    """
 
     id: str
     type: Literal["message"]
@@ -59,6 +62,7 @@ class MessageAnswer(Response):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    continuation: str | UnsetType = UNSET
 
 
 class TokenCount(Response):
@@ -125,11 +129,15 @@ class ContentBlockStop(Response, tag_field="type", tag="content_block_stop"):
 
 
 class MessageEnd(Response):
-    """The end of the message. `truncated`, which Anthropic does not have, names the option that ended it early."""
+    """The end of the message. `truncated`, which Anthropic does not have, names the option that ended it early.
+
+    A request with `continuation` goes on with it.
+    """
 
     stop_reason: StopReason
     stop_sequence: str | None
     truncated: str | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class MessageDelta(Response, tag_field="type", tag="message_delta"):

@@ -85,6 +85,7 @@ class InfillFormatter(CollectingFormatter):
             stopping_word=stopped_by,
             tokens_cached=cached,
             timings=self._timings(self._counts[index], cached),
+            continuation=self.continued_by,
         )
 
     def probabilities(self, tokens: Iterable[Token]) -> list[schemas.LlamaCppToken] | UnsetType:

@@ -68,7 +68,8 @@ class LlamaCppCompletion(Response):
     """The complete answer, or the last event of a stream, whose `content` and `tokens` are empty.
 
     There are no slots, so `id_slot` is always -1. `truncated` is true if a time limit has ended the text. With
-    `response_fields`, the answer has only those.
+    `response_fields`, the answer has only those. A request with `continuation`, which llama.cpp does not have, goes on with
+    a text that a time limit has ended.
     """
 
     index: Count
@@ -88,6 +89,7 @@ class LlamaCppCompletion(Response):
     tokens_cached: Count
     timings: LlamaCppTimings
     completion_probabilities: list[LlamaCppToken] | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class LlamaCppChunk(Response):

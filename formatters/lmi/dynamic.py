@@ -22,7 +22,9 @@ class DynamicJsonFormatter(CollectingFormatter):
     """One list of `generated_text` objects, in the order of the prompts."""
 
     def finish(self) -> bytes:
-        return pretty([schemas.DynamicBatchText(self.generated_text(output)) for output in self.outputs])
+        return pretty(
+            [schemas.DynamicBatchText(self.generated_text(output), self.continued_by) for output in self.outputs]
+        )
 
 
 class DynamicJsonLinesFormatter(Formatter):
@@ -40,7 +42,9 @@ class DynamicJsonLinesFormatter(Formatter):
         return dumps(schemas.DynamicBatchOutputs(outputs))
 
     def finish(self) -> bytes:
-        return b""  # the stream has no closing line
+        if self.continuation is None:
+            return b""  # the stream has no closing line
+        return dumps(schemas.DynamicBatchOutputs([""], self.continuation))
 
     def error(self, error: LMIError) -> bytes:
         return dumps(schemas.DynamicBatchError(424, FAILURE, str(error)))

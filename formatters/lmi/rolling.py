@@ -72,8 +72,9 @@ class JsonFormatter(LmiFormatter):
             details = schemas.LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
             return schemas.LmiBestOfResponse(text, details)
         if not self.request.details:
-            return schemas.LmiResponse(text)
-        return schemas.LmiResponse(text, schemas.LmiDetails(inputs=best.prompt, **self._details(best)))
+            return schemas.LmiResponse(text, continuation=self.continued_by)
+        shown = schemas.LmiDetails(inputs=best.prompt, **self._details(best))
+        return schemas.LmiResponse(text, shown, self.continued_by)
 
     def _details(self, output: CompletionOutput) -> dict[str, Any]:
         return {
@@ -107,7 +108,9 @@ class JsonLinesFormatter(LmiFormatter):
         if self.request.details:
             details = self._details(output, delta.finish_reason, len(output.tokens))
         elif self.truncated is not None:
-            details = schemas.LmiStreamDetails(delta.finish_reason, truncated=self.truncated)
+            details = schemas.LmiStreamDetails(
+                delta.finish_reason, truncated=self.truncated, continuation=self.continued_by
+            )
         record = schemas.LmiRecord(self.token(last), self.generated_text(output), details)
         return b"".join([*(self.frame(self._record(token)) for token in earlier), self.frame(dumps(record))])
 
@@ -135,7 +138,13 @@ class JsonLinesFormatter(LmiFormatter):
         self, output: CompletionOutput, reason: FinishReason, generated_tokens: int
     ) -> schemas.LmiStreamDetails:
         return schemas.LmiStreamDetails(
-            reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output), self.cut_by
+            reason,
+            generated_tokens,
+            output.prompt,
+            self.prefill(output),
+            self.top_tokens(output),
+            self.cut_by,
+            self.continued_by,
         )
 
 

@@ -60,10 +60,11 @@ class LmiBestOfDetails(Response, kw_only=True):
 
 
 class LmiResponse(Response):
-    """The answer to one prompt."""
+    """The answer to one prompt. A request with its `continuation` goes on with a text that a time limit has ended."""
 
     generated_text: str
     details: LmiDetails | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class LmiBestOfResponse(Response):
@@ -76,8 +77,9 @@ class LmiBestOfResponse(Response):
 class LmiStreamDetails(Response):
     """Included in the last record of a stream if the request sets `details`.
 
-    A failed stream only has `finish_reason`. `truncated` names the option that has ended the text before its time. Then
-    the details are there even if the request does not set `details`, with nothing but these two.
+    A failed stream only has `finish_reason`. `truncated` names the option that has ended the text before its time, and a
+    request with `continuation` goes on with that text. Then the details are there even if the request does not set
+    `details`, with nothing but these.
     """
 
     finish_reason: FinishReason
@@ -86,6 +88,7 @@ class LmiStreamDetails(Response):
     prefill: list[LmiToken] | UnsetType = UNSET
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
     truncated: str | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class LmiRecord(Response):
@@ -107,12 +110,14 @@ class DynamicBatchText(Response):
     """The answer to one prompt of a dynamic batch."""
 
     generated_text: str
+    continuation: str | UnsetType = UNSET
 
 
 class DynamicBatchOutputs(Response):
     """One line of a dynamic batch's stream. `outputs` has the new text, one entry per prompt."""
 
     outputs: list[str]
+    continuation: str | UnsetType = UNSET
 
 
 class DynamicBatchError(Response):

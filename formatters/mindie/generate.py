@@ -25,7 +25,7 @@ class MindieJsonFormatter(TgiJsonFormatter):
 
     def finish(self) -> bytes:
         sample, best = self.ranked()[0]
-        document = schemas.MindieResponse(generated_text=self.generated_text(best))
+        document = schemas.MindieResponse(generated_text=self.generated_text(best), continuation=self.continued_by)
         if self.request.details:
             document.details = schemas.MindieDetails(
                 **self.facts(best, sample),
@@ -46,8 +46,10 @@ class MindieSseFormatter(TgiSseFormatter):
 
     def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:  # noqa: ARG002
         details = None
-        if complete is not None and self.request.details:
-            details = schemas.MindieStreamDetails(**self.facts(complete, 0), truncated=self.cut_by)
+        if complete is not None and (self.request.details or self.continuation is not None):
+            details = schemas.MindieStreamDetails(
+                **self.facts(complete, 0), truncated=self.cut_by, continuation=self.continued_by
+            )
         return schemas.MindieStreamResponse(
             token_object(token), None if complete is None else self.generated_text(complete), details
         )

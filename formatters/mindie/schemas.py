@@ -45,15 +45,17 @@ class MindieResponse(Response, kw_only=True):
 
     details: MindieDetails | UnsetType = UNSET
     generated_text: str
+    continuation: str | UnsetType = UNSET
 
 
 class MindieStreamDetails(Response):
-    """Included in the last event of a stream if the request sets `details`. `truncated` is as in TGI's."""
+    """Included in the last event of a stream if the request sets `details`, or if there is a `continuation`, as in TGI's."""
 
     finish_reason: FinishReason
     generated_tokens: Count
     seed: Count | None
     truncated: str | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class MindieStreamResponse(Response):

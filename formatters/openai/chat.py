@@ -81,9 +81,16 @@ class Choice:
         self.new_tokens += delta.tokens
         message = self._parser.feed(delta.text)
         self.finish_reason = delta.finish_reason
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None and not delta.continues:
             message += self._parser.finish()
         return message
+
+    def resume(self, delta: TextDelta) -> tuple[ToolCallDelta, ...]:
+        """Take the text so far, which earlier answers have shown, and return the calls in it."""
+        message = self._parser.feed(delta.text)
+        for call in message.tool_calls:
+            self.call_id(call.index)
+        return message.tool_calls
 
     def call_id(self, index: int) -> str:
         """Return the id of call number `index`, which is created when it is first asked for."""
@@ -118,6 +125,13 @@ class ChatFormatter(Formatter):
             return parser
         return with_reasoning(options.reasoning, self.prompts[0].text, parser)
 
+    def resume(self, delta: TextDelta) -> None:
+        super().resume(delta)
+        self.resume_calls(delta.index, self.choices[delta.index].resume(delta))
+
+    def resume_calls(self, index: int, calls: tuple[ToolCallDelta, ...]) -> None:
+        """Take the calls that earlier answers have shown, in whole or in part. A stream goes on with their arguments."""
+
     def usage(self, cached_tokens: int | None = None) -> schemas.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices), cached_tokens)
@@ -150,6 +164,10 @@ class ChatJsonFormatter(ChatFormatter):
         super().__init__(request, prompts, options=options)
         self._messages = [_Message() for _ in self.choices]
 
+    def resume_calls(self, index: int, calls: tuple[ToolCallDelta, ...]) -> None:
+        """Show them again: clients can join texts, but not parts of calls."""
+        self._messages[index].feed(MessageDelta(tool_calls=calls))
+
     def feed(self, delta: TextDelta) -> bytes:
         self._messages[delta.index].feed(self.choices[delta.index].feed(delta))
         return b""
@@ -170,6 +188,7 @@ class ChatJsonFormatter(ChatFormatter):
             choices,
             self.usage(self.cached_tokens),
             self.prompt_ids,
+            self.continued_by,
         )
         return encode(document)
 
@@ -282,8 +301,10 @@ class ChatSseFormatter(ChatFormatter):
         reason: Any = None,
         prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
-        cut_by = UNSET if reason is None else self.cut_by
-        choice = schemas.ChatCompletionChoice(index, delta, self.logprobs(tokens), reason, cut_by, self.ids(tokens))
+        cut_by, continued_by = (UNSET, UNSET) if reason is None else (self.cut_by, self.continued_by)
+        choice = schemas.ChatCompletionChoice(
+            index, delta, self.logprobs(tokens), reason, cut_by, self.ids(tokens), continued_by
+        )
         usage = self.usage() if self.options.continuous_usage else None
         return self.frame(encode(self.chunk([choice], usage, prompt_ids)))
 

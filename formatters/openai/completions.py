@@ -61,8 +61,8 @@ class CompletionFormatter(CollectingFormatter):
         self.num_tokens = 0
 
     def prompt(self, output: CompletionOutput) -> str:
-        """Return the prompt to put in front of the text, "" without `echo`."""
-        return output.prompt if self.options.echo else ""
+        """Return the prompt to put in front of the text, "" without `echo` or if an earlier answer has shown it."""
+        return output.prompt if self.options.echo and not self.resumed else ""
 
     def usage(self, cached_tokens: int | None = None) -> schemas.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
@@ -116,7 +116,7 @@ class CompletionJsonFormatter(CompletionFormatter):
                 outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
             shown += outputs[: self.options.n]
         choices = [self._choice(index, output) for index, output in enumerate(shown)]
-        return encode(schemas.CompletionFinal(*self.head, choices, self.usage(self.cached_tokens)))
+        return encode(schemas.CompletionFinal(*self.head, choices, self.usage(self.cached_tokens), self.continued_by))
 
     def _choice(self, index: int, output: CompletionOutput) -> schemas.CompletionComplete:
         text, tokens = self.prompt(output), [*output.prompt_tokens]
@@ -161,7 +161,9 @@ class CompletionSseFormatter(CompletionFormatter):
         self._lengths[delta.index] = length + len(text)
         reason = FINISH_REASONS[delta.finish_reason]
         logprobs, ids = self.logprobs(tokens, length), self.ids(delta.tokens)
-        choice = schemas.CompletionDelta(delta.index, text, logprobs, reason, self.cut_by, prompt_ids, ids)
+        choice = schemas.CompletionDelta(
+            delta.index, text, logprobs, reason, self.cut_by, prompt_ids, ids, self.continued_by
+        )
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:

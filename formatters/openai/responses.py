@@ -154,6 +154,11 @@ class ResponseFormatter(ChatFormatter):
         self._item: OpenItem | None = None
         self._output: list[objects.OutputItem] = []
         self._reasoning_tokens = 0
+        self._earlier_calls: tuple[ToolCallDelta, ...] = ()
+
+    def resume_calls(self, index: int, calls: tuple[ToolCallDelta, ...]) -> None:  # noqa: ARG002  there is one choice
+        """Show them again, as whole items."""
+        self._earlier_calls = calls
 
     def emit(self, kind: type[objects.Event], *fields: object) -> None:
         """Take an event. A document has none."""
@@ -161,6 +166,8 @@ class ResponseFormatter(ChatFormatter):
     def advance(self, delta: TextDelta) -> None:
         """Take the new text."""
         choice = self._choice
+        earlier, self._earlier_calls = self._earlier_calls, ()
+        self._add_calls(earlier)
         message = choice.feed(delta)
         if message == _NOTHING:
             if choice.new_tokens and self.options.logprobs and isinstance(self._item, OpenMessage):
@@ -191,6 +198,7 @@ class ResponseFormatter(ChatFormatter):
             incomplete_details=objects.IncompleteDetails(reason) if reason else None,
             output=self._output,
             usage=self._usage(),
+            continuation=self.continued_by,
         )
 
     def failed(self, error: objects.ResponseError) -> objects.ResponseObject:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from msgspec import UNSET, UnsetType
+
 from formatters.base import Response
 from formatters.openai.schemas import ChatCompletionLogprob
 from lmi_handlers.core.json_types import Count, one_of
@@ -117,7 +119,8 @@ Tool = Annotated[object, one_of("A function.", "FunctionTool")]
 class ResponseObject(Response, kw_only=True):
     """A response. Times are Unix times in seconds. Nothing is stored, whatever `store` asks for.
 
-    The fields after `usage` repeat the request.
+    The fields after `usage` repeat the request. A request with `continuation`, which OpenAI does not have, goes on with a
+    text that a time limit has ended.
     """
 
     id: str
@@ -154,6 +157,7 @@ class ResponseObject(Response, kw_only=True):
     previous_response_id: None
     service_tier: Literal["default"]
     store: bool
+    continuation: str | UnsetType = UNSET
 
 
 # Events

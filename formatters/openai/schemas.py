@@ -128,7 +128,8 @@ class ChatCompletionComplete(Response):
 class ChatCompletion(Response):
     """The complete answer, if it is not streamed. `created` is a Unix time in seconds.
 
-    `prompt_token_ids` is there if the request has `return_token_ids`.
+    `prompt_token_ids` is there if the request has `return_token_ids`. A request with `continuation`, which OpenAI does not
+    have, goes on with a text that a time limit has ended.
     """
 
     id: str
@@ -139,6 +140,7 @@ class ChatCompletion(Response):
     choices: list[ChatCompletionComplete]
     usage: Usage
     prompt_token_ids: list[Count] | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class Function(Response, kw_only=True):
@@ -173,8 +175,8 @@ class ChatCompletionDelta(Response, kw_only=True):
 class ChatCompletionChoice(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended.
 
-    `truncated`, which OpenAI does not have, names the option that has ended it before its time. `token_ids` has the new
-    ids if the request has `return_token_ids`.
+    `truncated`, which OpenAI does not have, names the option that has ended it before its time, and a request with
+    `continuation` goes on with it. `token_ids` has the new ids if the request has `return_token_ids`.
     """
 
     index: Count
@@ -183,6 +185,7 @@ class ChatCompletionChoice(Response):
     finish_reason: ChatFinishReason | None
     truncated: str | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Response):
@@ -226,7 +229,7 @@ class CompletionComplete(Response):
 
 
 class CompletionFinal(Response):
-    """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
+    """The complete answer, if it is not streamed. `created` is a Unix time in seconds. `continuation` is as in a chat."""
 
     id: str
     object: Literal["text_completion"]
@@ -235,12 +238,13 @@ class CompletionFinal(Response):
     system_fingerprint: str
     choices: list[CompletionComplete]
     usage: Usage
+    continuation: str | UnsetType = UNSET
 
 
 class CompletionDelta(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended.
 
-    `truncated` and `token_ids` are those of a chat. The first part has `prompt_token_ids`.
+    `truncated`, `continuation` and `token_ids` are those of a chat. The first part has `prompt_token_ids`.
     """
 
     index: Count
@@ -250,6 +254,7 @@ class CompletionDelta(Response):
     truncated: str | UnsetType = UNSET
     prompt_token_ids: list[Count] | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class Chunk(Response):

@@ -46,7 +46,7 @@ class TgiJsonFormatter(TgiFormatter):
 
     def finish(self) -> bytes:
         (sample, best), *others = self.ranked()
-        document = schemas.GenerateResponse(self.generated_text(best))
+        document = schemas.GenerateResponse(self.generated_text(best), continuation=self.continued_by)
         if self.request.details:
             sequences = [
                 schemas.BestOfSequence(generated_text=self.generated_text(output), **self._details(output, place))
@@ -101,9 +101,12 @@ class TgiSseFormatter(TgiFormatter):
     def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:
         """Return the event of token number `index`, of the last one with the complete output."""
         details = None
-        if complete is not None and self.request.details:
+        if complete is not None and (self.request.details or self.continuation is not None):
             details = schemas.StreamDetails(
-                **self.facts(complete, 0), input_length=self.prompt_tokens[0], truncated=self.cut_by
+                **self.facts(complete, 0),
+                input_length=self.prompt_tokens[0],
+                truncated=self.cut_by,
+                continuation=self.continued_by,
             )
         return schemas.StreamResponse(
             index=index,

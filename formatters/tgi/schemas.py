@@ -55,16 +55,21 @@ class Details(Response):
 
 
 class GenerateResponse(Response):
-    """The complete answer, if it is not streamed."""
+    """The complete answer, if it is not streamed.
+
+    A request with its `continuation`, which TGI does not have, goes on with a text that a time limit has ended.
+    """
 
     generated_text: str
     details: Details | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class StreamDetails(Response):
-    """Included in the last event of a stream if the request sets `details`.
+    """Included in the last event of a stream if the request sets `details`, or if it has a `continuation`.
 
-    `truncated`, which TGI does not have, names the option that has ended the text before its time.
+    `truncated`, which TGI does not have, names the option that has ended the text before its time. A request with
+    `continuation` goes on with that text.
     """
 
     finish_reason: FinishReason
@@ -72,6 +77,7 @@ class StreamDetails(Response):
     seed: Count | None
     input_length: Count
     truncated: str | UnsetType = UNSET
+    continuation: str | UnsetType = UNSET
 
 
 class StreamResponse(Response, kw_only=True):

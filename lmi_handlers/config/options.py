@@ -256,6 +256,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     stream_deadline: Annotated[
         PositiveFloat | None, Option("The same for streams, which may last longer on SageMaker.", server=True)
     ] = None
+    continuation_seconds: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=604_800)],
+        Option(
+            "Seconds for which a client can [continue](continuation.md) an answer that one of these deadlines has ended. 0 "
+            "turns this off.",
+            server=True,
+        ),
+    ] = 3600
     retry_grace: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=600)],
         Option(

@@ -85,7 +85,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `text` is what a reader should see: special tokens are left out and stop strings are cut off, unless the request
     asks for them. The last delta of a sequence carries `finish_reason`, and `stop_string` if the text ended at one.
     `prompt_tokens` is sent with the first delta if prompt logprobs were requested. `embedding` is that of the
-    `TokenOutput`.
+    `TokenOutput`. `continues` is set in the last delta of a text that another answer continues: whatever parses the text
+    then keeps what it holds back.
     """
 
     index: int = 0
@@ -95,3 +96,4 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stop_string: str | None = None
     prompt_tokens: tuple[Token, ...] = ()
     embedding: bytes | None = None
+    continues: bool = False

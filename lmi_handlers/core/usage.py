@@ -14,9 +14,10 @@ class Usage(msgspec.Struct):
     came from the engine's prefix cache, 0 if the engine does not say. The request was sent to the engine as `sequences`
     sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of the
     longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
-    whose time limit has ended the text, if any. `joined` is set if the request got the answer of an equal one. `device` is
-    what the engine says it runs on. `key_label` is the label of the client's API key, "" if none is needed, and `tenant` the
-    name that the request gives, "" if it gives none.
+    whose time limit has ended the text, if any, and `continuation` the token with which a request continues it.
+    `continued_tokens` is how many tokens earlier answers have, which this one continues. `joined` is set if the request got
+    the answer of an equal one. `device` is what the engine says it runs on. `key_label` is the label of the client's API
+    key, "" if none is needed, and `tenant` the name that the request gives, "" if it gives none.
 
     `engine_time` is the request's share of the engine's steps, or of the calls of the model's own code. `kv_block_time` adds
     up how long it has held each block of the KV cache (see `Meter`), None if the engine does not tell. `block_size` is how
@@ -38,6 +39,8 @@ class Usage(msgspec.Struct):
     finish_reasons: list[str] = []
     truncated: str | None = None
     joined: bool = False
+    continuation: str | None = None
+    continued_tokens: int = 0
     device: str = ""
     key_label: str = ""
     tenant: str = ""

@@ -42,6 +42,7 @@ from lmi_handlers.preflight.configuration import (
     read_store,
 )
 from lmi_handlers.preflight.pages import PageContext, shown_pages, why_no_pages
+from lmi_handlers.serving.continuation import given_key
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
@@ -187,7 +188,12 @@ def model_app(
     else:
         has_formatters = configuration.formatters is not None
         formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
-        model = generating = ServedModel(properties, socket_paths, formatters)
+        model = generating = ServedModel(
+            properties,
+            socket_paths,
+            formatters,
+            given_key(os.environ),  # a secret, like the API key
+        )
         apis = ServedApis(
             Context(
                 properties=properties,

@@ -47,6 +47,7 @@ from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, of_shadow, unreadable
 from lmi_handlers.preflight.pages import local_runtime_page
+from lmi_handlers.serving.continuation import given_key
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, check_sampling_defaults, read_chat_template
 from lmi_handlers.text.chat_template import syntax_error
@@ -345,6 +346,10 @@ def _check_api_keys(configuration: Configuration, environ: Mapping[str, str]) ->
     ApiKeys(None, configuration.settings.api_key_file)
 
 
+def _check_continuation_key(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    given_key(environ)
+
+
 def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str]) -> None:
     if (secure_mode := SecureMode.from_environ(environ)) is not None:
         has_custom_code = configuration.answered_by is AnsweredBy.OWN_CODE or configuration.formatters is not None
@@ -470,6 +475,7 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_pooling, (_ENGINE,)),
     (_check_origins, _ALL),
     (_check_api_keys, _ALL),
+    (_check_continuation_key, _ALL),
     (_check_local_runtime, _ALL),
     (_check_telemetry, _ALL),
     (_check_reload, (_ENGINE, _TASK)),

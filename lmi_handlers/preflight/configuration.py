@@ -41,6 +41,7 @@ from lmi_handlers.model_files.locate import (
     has_model_files,
 )
 from lmi_handlers.model_files.needed import weight_bytes
+from lmi_handlers.serving.continuation import given_key
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.web.api_keys import ApiKeys
 
@@ -143,6 +144,7 @@ def read_store(environ: Mapping[str, str]) -> StoreConfiguration | None:
         return None
     TelemetrySettings.from_environ(environ)
     ApiKeys(None, settings.api_key_file)
+    given_key(environ)
     loaded = load_properties(None, environ, registry(), _given(environ))
     for setting in loaded.explicit:
         if setting.key in _OF_ONE_MODEL:

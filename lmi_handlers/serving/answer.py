@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
@@ -33,6 +33,13 @@ class PooledPrompt:
 
     def feed(self, output: TokenOutput) -> TextDelta:
         return TextDelta(index=self.index, embedding=output.embedding, finish_reason=output.finish_reason)
+
+
+class Continued(NamedTuple):
+    """An answer that can be continued: the tokens that were `generated` so far, and what makes its token of them."""
+
+    generated: list[int]
+    seal: Callable[[Sequence[int]], str | None]
 
 
 class Reader(Protocol):
@@ -65,8 +72,12 @@ class Answer:
         run_beside: RunBeside = at_once,
         keep_alive: float = math.inf,
         sample: Sample | None = None,
+        continued: Continued | None = None,
     ) -> None:
-        """A stream that has been silent for `keep_alive` seconds says that it goes on. `sample` is for the shadow engine."""
+        """A stream that has been silent for `keep_alive` seconds says that it goes on. `sample` is for the shadow engine.
+
+        With `continued`, an answer that a time limit ends can be continued.
+        """
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
@@ -81,6 +92,7 @@ class Answer:
         self._rewriter = parsed.rewriter
         self._on_complete = parsed.on_complete
         self._text: list[str] = []
+        self._continued = continued
         self._run_beside = run_beside
         self._keep_alive = keep_alive if formatter.streams else math.inf
         self._sample = sample
@@ -116,7 +128,7 @@ class Answer:
             try:
                 for batch in generation:
                     if generation.truncated is not None:
-                        self._formatter.truncated = self.usage.truncated = generation.truncated
+                        self._note_cut(generation.truncated)
                     chunk = b"".join([self._feed(item) for item in batch])
                     if not chunk and time.monotonic() >= generation.silent_at:
                         chunk = self._formatter.keep_alive()
@@ -171,7 +183,7 @@ class Answer:
         self._size += size
         # The last record of a stream may repeat every token.
         size = size if output.finish_reason is None else self._size
-        delta = self._runner(size)(self._texts[item.index].feed, output)
+        delta = self._delta(item, size)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
             usage.longest_sequence = max(usage.longest_sequence, self._token_counts[item.index])
@@ -180,6 +192,21 @@ class Answer:
         if self._on_complete is not None:
             self._text.append(delta.text)
         return self._rewritten(self._runner_of_formatter(size)(self._formatter.feed, delta))
+
+    def _delta(self, item: SequenceOutput, size: int) -> TextDelta:
+        text = self._texts[item.index]
+        if self._continued is not None and isinstance(text, SequenceText):
+            if self.usage.continuation is not None:
+                return text.interrupt()
+            self._continued.generated.extend(item.output.token_ids)
+        return self._runner(size)(text.feed, item.output)
+
+    def _note_cut(self, option: str) -> None:
+        """A time limit has ended the text: only the last deltas are still to come."""
+        self._formatter.truncated = self.usage.truncated = option
+        if self._continued is not None:
+            token = self._runner(len(self._continued.generated))(self._continued.seal, self._continued.generated)
+            self._formatter.continuation = self.usage.continuation = token
 
     def _rewritten(self, data: bytes) -> bytes:
         return data if self._rewriter is None else self._rewriter.rewrite(data, streams=self.streams)

@@ -60,7 +60,7 @@ class Parsed(msgspec.Struct, frozen=True):
     `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
     the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence.
     `rewriter` replaces what the formatter writes. `on_complete` is called with the whole text before an answer of one
-    sequence ends; its error becomes that of the answer.
+    sequence ends; its error becomes that of the answer. `continuation` is the token of the answer that this one continues.
     """
 
     request: GenerationRequest
@@ -71,6 +71,7 @@ class Parsed(msgspec.Struct, frozen=True):
     shows_prompt_ids: bool = False
     rewriter: RecordRewriter | None = None
     on_complete: Callable[[str], None] | None = None
+    continuation: str | None = None
 
 
 Change = Callable[[Parsed], Parsed]

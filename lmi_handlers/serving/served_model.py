@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from formatters.base import Formatter
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import (
@@ -23,9 +25,17 @@ from lmi_handlers.core.capabilities import (
     check_task,
 )
 from lmi_handlers.core.deadline import Cutoff, Deadline
-from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
+from lmi_handlers.core.errors import (
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidRequest,
+    UnsupportedFeature,
+    aliased,
+)
 from lmi_handlers.core.event_loop import at_once
+from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
@@ -36,9 +46,10 @@ from lmi_handlers.engine.settings import engine_socket_path, shadow_dir
 from lmi_handlers.engine.status import EngineState, Status, not_ready
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.media.sounds import sound_loader
-from lmi_handlers.serving.answer import Answer, PooledPrompt
+from lmi_handlers.serving.answer import Answer, Continued, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
+from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, own_key
 from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
@@ -53,9 +64,16 @@ class ServedModel(Served):
     """A model that one or more engines serve. `formatters` are its own, for the invoke routes."""
 
     def __init__(
-        self, properties: ServingProperties, socket_paths: Sequence[Path], formatters: FormatterClient | None = None
+        self,
+        properties: ServingProperties,
+        socket_paths: Sequence[Path],
+        formatters: FormatterClient | None = None,
+        continuation_key: bytes | None = None,
     ) -> None:
-        """`socket_paths` has the socket of each engine. All of them are in the server's runtime directory."""
+        """`socket_paths` has the socket of each engine. All of them are in the server's runtime directory.
+
+        `continuation_key` signs continuation tokens. By default, it is a key of this server alone.
+        """
         self.formatters = formatters
         self._client = Replicas(socket_paths, self._on_announcement, properties.stall_timeout)
         super().__init__(properties, socket_paths[0].parent, self._client.status)
@@ -69,6 +87,9 @@ class ServedModel(Served):
             "response_deadline": properties.response_deadline,
             "stream_deadline": properties.stream_deadline,
         }
+        if continuation_key is None and any(self._deadlines.values()):
+            continuation_key = own_key(self.runtime_dir)
+        self._continuations = Continuations(continuation_key, properties.continuation_seconds)
         self._thinking_token_budget = properties.thinking_token_budget
         self._keep_alive = float(properties.sse_keep_alive) or math.inf
         self._loaded: LoadedText | None = None
@@ -176,6 +197,10 @@ class ServedModel(Served):
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
+        opened = self._opened(parsed, usage)
+        if opened is not None:
+            request = msgspec.structs.replace(parsed.request, generated=opened.generated)
+            parsed = msgspec.structs.replace(parsed, request=request)
         prepared = self._prepare(parsed, deadline)
         parsed, loaded, rendered = prepared.parsed, prepared.loaded, prepared.rendered
         request = parsed.request
@@ -187,8 +212,10 @@ class ServedModel(Served):
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
-        generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
+        fixed = partial(Fixed.of, self._identity(loaded), prompts[0], _asked_sampling(request))
+        if opened is not None:
+            opened.check(fixed())
+            request = _without_prompt_logprobs(request)
         formatter = parsed.formatter(request, rendered)
         texts: Sequence[SequenceText | PooledPrompt]
         if request.pooling_params is not None:
@@ -204,8 +231,24 @@ class ServedModel(Served):
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
         usage.block_size = loaded.capabilities.block_size
+        if request.generated and isinstance(texts[0], SequenceText):
+            run = self.run_beside if len(request.generated) > _MANY_TOKENS else at_once
+            run(_resume, texts[0], formatter, request.generated)
+            usage.continued_tokens = len(request.generated)
+        sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
+        generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
+        continued = self._continued(parsed, deadline, loaded.capabilities, fixed, usage.key_label)
         return Answer(
-            generation, formatter, texts, usage, self.metrics, parsed, self.run_beside, self._keep_alive, sample
+            generation,
+            formatter,
+            texts,
+            usage,
+            self.metrics,
+            parsed,
+            self.run_beside,
+            self._keep_alive,
+            sample,
+            continued,
         )
 
     def explain(
@@ -231,6 +274,44 @@ class ServedModel(Served):
             deadline=deadline,
             now=usage.started,
         )
+
+    def _opened(self, parsed: Parsed, usage: Usage) -> Opened | None:
+        """Return the content of the request's continuation token, if it has one. Raises `InvalidRequest`."""
+        if parsed.continuation is None:
+            return None
+        opened = self._continuations.open(parsed.continuation, usage.key_label)
+        if parsed.on_complete is not None:
+            raise UnsupportedFeature(
+                "a session with option.session_history has kept the answer as it was cut: send another message"
+            )
+        opened.check_model(self._identity(self.loaded))
+        return opened
+
+    def _continued(
+        self,
+        parsed: Parsed,
+        deadline: Deadline,
+        capabilities: Capabilities,
+        fixed: Callable[[], Fixed],
+        key_label: str,
+    ) -> Continued | None:
+        """Return what makes a token for an answer that its deadline may cut, or None if it could not be continued."""
+        request = parsed.request
+        if deadline.cutoff is None or not self._continuations.issues or parsed.on_complete is not None:
+            return None
+        try:
+            check_continuation(
+                msgspec.structs.replace(request, generated=request.generated or _ANY_TOKEN), capabilities
+            )
+        except InvalidRequest:
+            return None
+        return Continued(
+            [*request.generated], lambda generated: self._continuations.seal(generated, fixed(), key_label)
+        )
+
+    def _identity(self, loaded: LoadedText) -> str:
+        """Return a text that is equal on servers whose engines can continue each other's answers."""
+        return f"{self._model_id}\n{loaded.bundle.tokenizer_hash}"
 
     def _prepare(self, parsed: Parsed, deadline: Deadline) -> _Prepared:
         """Check a request against the engine's limits, and tokenise it."""
@@ -338,6 +419,33 @@ def _tokenize(
     if parsed.request.return_full_text:
         budget.check_repeated(parsed.prompt_field, "".join(prompt.text for prompt in tokenized), params.n)
     return tokenized, TextRules(loaded.tokenizer, params)
+
+
+def _resume(text: SequenceText, formatter: Formatter, generated: tuple[int, ...]) -> None:
+    """Let an answer's text go on after these tokens. Raises `InvalidRequest` if they have ended it."""
+    formatter.resume(text.feed(TokenOutput(request_id="", token_ids=list(generated))))
+    if text.finish_reason is not None:
+        raise InvalidRequest("the answer has ended with a stop string", code="continuation_finished")
+
+
+def _asked_sampling(request: GenerationRequest) -> SamplingParams:
+    """Return the sampling parameters that a repeated request has again. A seed that the server has chosen is none."""
+    params = request.sampling_params
+    return msgspec.structs.replace(params, seed=None) if request.has_random_seed else params
+
+
+def _without_prompt_logprobs(request: GenerationRequest) -> GenerationRequest:
+    """Return a request for the rest of an answer, whose first part has had the prompt's log probabilities."""
+    if request.sampling_params.prompt_logprobs is None:
+        return request
+    params = msgspec.structs.replace(request.sampling_params, prompt_logprobs=None)
+    return msgspec.structs.replace(request, sampling_params=params)
+
+
+_ANY_TOKEN = (0,)
+
+_MANY_TOKENS = 1024
+"""Tokens of an earlier answer that are read off the event loop."""
 
 
 def _check_sequences(parsed: Parsed, budget: Budget) -> None:

@@ -97,6 +97,11 @@ class SequenceText:
             prompt_tokens=prompt_tokens,
         )
 
+    def interrupt(self) -> TextDelta:
+        """Return the last delta of a text that another answer continues. Text that a stop string may still cut stays held."""
+        self.finish_reason = FinishReason.LENGTH
+        return TextDelta(index=self.index, finish_reason=self.finish_reason, continues=True)
+
     def _ending_token(self, output: TokenOutput) -> int | None:
         """Return the position of the token that ended the sequence, or None if the engine did not send that token."""
         last = len(output.token_ids) - 1

@@ -49,6 +49,8 @@ def log_request(
         fields["truncated"] = usage.truncated
     if usage.joined:
         fields["joined"] = True
+    if usage.continued_tokens:
+        fields["continued_tokens"] = usage.continued_tokens
     if error is not None:
         fields["error"] = f"{type(error).__name__}: {_message(error)}"
         fields["error_code"] = error.code

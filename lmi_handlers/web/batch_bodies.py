@@ -15,13 +15,21 @@ from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.apis.server import LINES_AT_A_TIME
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import ClientDisconnected, DeadlineExceeded, InvalidRequest, LMIError, QueueFull
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    InvalidRequest,
+    LMIError,
+    QueueFull,
+    UnsupportedFeature,
+)
 from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.continuation import FIELD as CONTINUATION
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.body_dialects import BodyDialects
-from lmi_handlers.web.exchange import Exchange
+from lmi_handlers.web.exchange import Exchange, take_continuation
 
 CONTENT_TYPES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
 
@@ -82,6 +90,8 @@ class BatchBodies:
             )
         self._budget.check_json(payload.data)
         payload, dialect, change = self._dialects.choose(exchange, payload, usage)
+        if take_continuation(payload)[0] is not None:
+            raise UnsupportedFeature("answers in a batch are not cut, and none is continued there", field=CONTINUATION)
         parsed = change(dialect.parse(payload))
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")

@@ -30,6 +30,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving import continuation
 from lmi_handlers.serving.explanation import ChosenDialect
 from lmi_handlers.serving.parsed import Change, Parsed
 from lmi_handlers.serving.served import Served
@@ -81,6 +82,7 @@ class Exchange:
         self._attributes: dict[str, str] = {}
         self._own_attributes: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
+        self._continuation: str | None = None  # of the custom attributes
         self._path = request.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
@@ -97,6 +99,7 @@ class Exchange:
         attributes = self._given_attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
         self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
+        self._continuation = attributes.get(continuation.ATTRIBUTE)
         self._add_attributes({})
         check_headers(request.headers.get, attributes)
         return self.any_body(max_request_size)
@@ -131,7 +134,7 @@ class Exchange:
     def _add_attributes(self, attributes: Mapping[str, str]) -> None:
         """Add custom attributes of ours to the answer, the only headers for clients that SageMaker passes on."""
         self._own_attributes.update(attributes)
-        if shown := {**self._own_attributes, **self._attributes}:
+        if shown := {**self._own_attributes, **self._attributes, **self._to_continue}:
             self.headers[CUSTOM_ATTRIBUTES] = render_attributes(shown)
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
@@ -144,9 +147,12 @@ class Exchange:
 
         The request goes through `changes`, in this order, as soon as its body is known to be valid.
         """
+        token, payload = take_continuation(payload)
         parsed = self.dialect.parse(payload)
         for change in changes:
             parsed = change(parsed)
+        if (token := token or self._continuation) is not None:
+            parsed = msgspec.structs.replace(parsed, continuation=token)
         if model.properties.retry_grace and parsed.request.beam_search is None:
             parsed = self._identified(parsed)
         if self.explains is None:
@@ -181,6 +187,11 @@ class Exchange:
         """Add the identity of the request, if its client has given it one."""
         identified = identify(parsed.request, request.headers, self._given_attributes, self.usage)
         return parsed if identified is parsed.request else msgspec.structs.replace(parsed, request=identified)
+
+    @property
+    def _to_continue(self) -> dict[str, str]:
+        token = self.usage.continuation
+        return {} if token is None else {continuation.ATTRIBUTE: token}
 
     def _explain(
         self,
@@ -279,6 +290,24 @@ class Exchange:
         )
         if self._model.recent is not None:
             self._model.recent.add(fields, self.usage, self._request)
+
+
+def take_continuation(payload: Payload) -> tuple[str | None, Payload]:
+    """Return the continuation token of a JSON body, if it has one, and the body without it: it has one name in all APIs.
+
+    Raises `InvalidBody` if it is not a text.
+    """
+    name = continuation.FIELD
+    if f'"{name}"'.encode() not in payload.data or payload.content_type == TEXT:
+        return None, payload  # spares it from decoding the fields
+    fields: Mapping[str, msgspec.Raw] = {}
+    with contextlib.suppress(InvalidRequest):  # the dialect says what is wrong with the body
+        fields = payload.fields
+    if name not in fields:
+        return None, payload
+    data = msgspec.json.encode({key: value for key, value in fields.items() if key != name})
+    token = None if bytes(fields[name]) == b"null" else decode_typed(fields[name], str, prefix=name)
+    return token, msgspec.structs.replace(payload, data=data)
 
 
 def request_id() -> str:

@@ -20,7 +20,7 @@ from lmi_handlers.media import files, images
 from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
-from lmi_handlers.serving import conversation, served, shadow
+from lmi_handlers.serving import continuation, conversation, served, shadow
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
 from lmi_handlers.web import api_keys, forms, receipt
@@ -48,6 +48,8 @@ FIXED: dict[str, float] = {
     "fields of a form": forms.MAX_FIELDS,
     "bytes of the headers of such a field": forms.MAX_HEADERS,
     "characters of a prompt for [speech](speech.md)": constant("lmi_handlers/tasks/speech.py", "MAX_PROMPT"),
+    "characters of a [continuation token](continuation.md)": continuation.MAX_LENGTH,
+    "tokens of an answer that is continued": continuation.MAX_GENERATED,
     "idle connection": constant("lmi_handlers/launch/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
     "characters of a chat template": template_budget.MAX_TEMPLATE,

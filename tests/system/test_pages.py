@@ -69,6 +69,9 @@ PAGES = {
     "docs/bidirectional.md": Setting("echo_server"),
     "docs/chat.md": Setting("echo_server", replaced={"lmi chat": "lmi chat --url http://127.0.0.1:8080"}),
     "docs/conform.md": Setting("echo_server"),
+    "docs/continuation.md": Setting(
+        f"{ECHO}option.echo_tokens_per_second=25\noption.response_deadline=1.5\noption.stream_deadline=1.5\n",
+    ),
     "docs/custom-attributes.md": Setting(f"{ECHO}option.custom_attributes=trace,tenant\n"),
     "docs/deploy.md": Setting("echo_server", {"my-model/config.json": CONFIG}),
     "docs/explain.md": Setting("echo_server", replaced={"lmi explain": "lmi explain --url http://127.0.0.1:8080"}),

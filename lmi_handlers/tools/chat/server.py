@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -11,9 +12,10 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
 from lmi_handlers.tools.chat.conversation import Conversation
-from lmi_handlers.tools.client.answer import Piece, parsed, pieces
+from lmi_handlers.tools.client.answer import Piece, parsed
 from lmi_handlers.tools.client.apis import APIS, Api, Question
 from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.continuation import whole_answer
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
@@ -52,8 +54,8 @@ class Server:
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         api = self._api
         prompt = None if api.takes_messages else self._templated(conversation)
-        with invoke_url(self._url, _invocation(_body(api, conversation, prompt)), self._key, route=api.path) as answer:
-            yield from pieces(answer.parts, answer.content_type)
+        ask = partial(invoke_url, self._url, api_key=self._key, route=api.path)
+        yield from whole_answer(ask, _invocation(_body(api, conversation, prompt)))
 
     def suggested(self, conversation: Conversation) -> dict[str, Any]:
         """Return the default model's temperature, if that is the model. Failures are left to the first question."""
@@ -129,8 +131,7 @@ class SageMakerEndpoint:
         # The operation that streams has no target model.
         streams = "TargetModel" not in self._parameters
         invocation = msgspec.structs.replace(_invocation(_body(self._api, conversation)), parameters=self._parameters)
-        with invoke_endpoint(self._aws, self._name, invocation, streams=streams) as answer:
-            yield from pieces(answer.parts, answer.content_type)
+        yield from whole_answer(partial(invoke_endpoint, self._aws, self._name, streams=streams), invocation)
 
 
 def _body(api: Api, conversation: Conversation, prompt: str | None = None) -> dict[str, Any]:

@@ -152,9 +152,10 @@ class _Chat:
 
     def _print(self, answer: Iterator[Piece], pieces: list[str]) -> None:
         size = 0
-        for text, is_reasoning in answer:
+        for piece in answer:
+            text = piece.text
             size += len(text)
-            if is_reasoning:
+            if piece.is_reasoning:
                 self._screen.reasoning(text)
             else:
                 pieces.append(text)

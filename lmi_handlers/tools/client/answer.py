@@ -20,15 +20,14 @@ _MAX_LINE = 64 * 2**20
 
 
 class Piece(NamedTuple):
-    """A piece of the answer, or of the reasoning that some models write before it."""
+    """A piece of the answer, or of the reasoning that some models write before it.
+
+    With the last piece may come a `continuation`, the token with which a request continues the answer.
+    """
 
     text: str
     is_reasoning: bool = False
-
-
-def texts(parts: Iterable[bytes], content_type: str) -> Iterator[str]:
-    """Yield the answer's text as `pieces` does, without the reasoning."""
-    return (piece.text for piece in pieces(parts, content_type) if not piece.is_reasoning)
+    continuation: str | None = None
 
 
 def pieces(parts: Iterable[bytes], content_type: str) -> Iterator[Piece]:
@@ -54,7 +53,8 @@ def pieces(parts: Iterable[bytes], content_type: str) -> Iterator[Piece]:
 def _pieces_of(record: Said, otherwise: bytes) -> Iterator[Piece]:
     if record.reasoning:
         yield Piece(record.reasoning, is_reasoning=True)
-    yield Piece(otherwise.decode(errors="replace") if record.text is None else record.text)
+    text = otherwise.decode(errors="replace") if record.text is None else record.text
+    yield Piece(text, continuation=record.continuation)
 
 
 def media_type(content_type: str) -> str:

@@ -36,7 +36,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one record: a whole answer, or a line or an event of a stream.
 
     `text` is None if the record has no place for text. `special` is the text of a special token, which is not part of
-    the answer. Counts are those of the whole answer, and None if the record has none.
+    the answer. Counts are those of the whole answer, and None if the record has none. With `continuation`, a request
+    continues an answer that a time limit has ended.
     """
 
     text: str | None = None
@@ -44,6 +45,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     special: str = ""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    continuation: str | None = None
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +69,24 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 def said(record: Any) -> Said:
     """Return what a record of any API says. Raises `AnswerFailed` if that is an error."""
     if isinstance(record, list):
-        return Said(text=_joined(said(item).text for item in record))
+        items = [said(item) for item in record]
+        token = items[0].continuation if len(items) == 1 else None  # of several answers, none has a token
+        return Said(text=_joined(item.text for item in items), continuation=token)
     if not isinstance(record, Mapping):
         return Said()
     if (error := error_in(record)) is not None:
         raise AnswerFailed(error)
-    return next((found for read in _READERS if (found := read(record)) is not None), Said())
+    found = next((found for read in _READERS if (found := read(record)) is not None), Said())
+    token = continuation_in(record)
+    return found if token is None else msgspec.structs.replace(found, continuation=token)
+
+
+def continuation_in(record: Mapping[str, Any]) -> str | None:
+    """Return the token in a record of any API with which a request continues the answer."""
+    choices = record.get("choices")
+    nested = [record.get(name) for name in ("details", "response", "delta")]
+    places = (record, *nested, *(choices[:1] if isinstance(choices, list) else ()))
+    return next((token for place in places if (token := _string(_mapping(place).get("continuation")))), None)
 
 
 def error_in(record: Mapping[str, Any]) -> str | None:

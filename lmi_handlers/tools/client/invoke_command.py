@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,6 +10,10 @@ import click
 from lmi_handlers.tools.client.options import explained, region_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from lmi_handlers.tools.client.continuation import Ask
     from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
 
@@ -41,7 +46,8 @@ def invoke_command(
     """Send one request, and print the generated text as it arrives.
 
     BODY is the request's body, @FILE for a file, or - for standard input, which is the default. Exits with status 1 if the
-    request or the generation fails.
+    request or the generation fails. If a deadline of the server ends the text, another request continues it, unless --raw
+    is given.
 
     Example: lmi invoke --url http://127.0.0.1:8080 '{"inputs": "Hello", "stream": true}'
     """
@@ -53,18 +59,23 @@ def invoke_command(
 
     if (url is None) == (endpoint_name is None):
         raise click.UsageError("exactly one of --url and --endpoint-name is needed")
-    invocation = _invocation(read_body(body), options)
-    if url is not None:
-        answering = invoke_url(url, invocation, api_key)
-    else:
+
+    def ask(invocation: InvokeRequest) -> AbstractContextManager[StreamedResponse]:
+        if url is not None:
+            return invoke_url(url, invocation, api_key)
         # The operation that streams has no target model, and cannot begin a session.
         whole = "TargetModel" in invocation.parameters or invocation.parameters.get("SessionId") == "NEW_SESSION"
-        answering = invoke_endpoint(Aws(region), str(endpoint_name), invocation, streams=not whole)
-    with answering as answer:
-        try:
-            _show(answer, raw=raw)
-        except AnswerFailed as error:
-            raise CallRefused(str(error)) from error
+        return invoke_endpoint(Aws(region), str(endpoint_name), invocation, streams=not whole)
+
+    invocation = _invocation(read_body(body), options)
+    try:
+        if raw:
+            with ask(invocation) as answer:
+                _show_bytes(answer)
+        else:
+            _show(ask, invocation)
+    except AnswerFailed as error:
+        raise CallRefused(str(error)) from error
 
 
 def _invocation(body: bytes, options: dict[str, Any]) -> InvokeRequest:
@@ -84,23 +95,41 @@ def _invocation(body: bytes, options: dict[str, Any]) -> InvokeRequest:
     )
 
 
-def _show(answer: StreamedResponse, *, raw: bool) -> None:
-    """Print the generated text, or with `raw` the bytes. SageMaker's headers go to standard error. Raises `AnswerFailed`."""
+def _show(ask: Ask, invocation: InvokeRequest) -> None:
+    """Print the generated text. Raises `AnswerFailed`."""
     from lmi_handlers.core import terminal
-    from lmi_handlers.tools.client.answer import texts
+    from lmi_handlers.tools.client.continuation import whole_answer
 
-    for name, value in answer.headers.items():
-        terminal.show_error(f"{name}: {value}")
-    if raw:
-        writer = terminal.ByteWriter()
-        for part in answer.parts:
-            writer.write(part)
-        return
+    @contextmanager
+    def asked(invocation: InvokeRequest) -> Iterator[StreamedResponse]:
+        with ask(invocation) as answer:
+            _show_headers(answer)
+            yield answer
+
     last = ""
     try:
-        for text in texts(answer.parts, answer.content_type):
-            terminal.show(text, end="")
-            last = text or last
+        for piece in whole_answer(asked, invocation):
+            if piece.text and not piece.is_reasoning:
+                last = piece.text
+                terminal.show(last, end="")
     finally:
         if last and not last.endswith("\n"):
             terminal.show()
+
+
+def _show_bytes(answer: StreamedResponse) -> None:
+    """Print the answer as it is. Raises `AnswerFailed`."""
+    from lmi_handlers.core import terminal
+
+    _show_headers(answer)
+    writer = terminal.ByteWriter()
+    for part in answer.parts:
+        writer.write(part)
+
+
+def _show_headers(answer: StreamedResponse) -> None:
+    """Print SageMaker's headers to standard error."""
+    from lmi_handlers.core import terminal
+
+    for name, value in answer.headers.items():
+        terminal.show_error(f"{name}: {value}")

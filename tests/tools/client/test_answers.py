@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.tools.client.answer import texts
+from lmi_handlers.tools.client.answer import pieces
 from lmi_handlers.tools.client.apis import Said, said
 from lmi_handlers.tools.client.errors import AnswerFailed
 
@@ -23,6 +24,10 @@ def sse(*records: object) -> bytes:
 
 def json_lines(*records: object) -> bytes:
     return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+
+
+def texts(parts: Iterable[bytes], content_type: str) -> Iterator[str]:
+    return (piece.text for piece in pieces(parts, content_type) if not piece.is_reasoning)
 
 
 STREAMS = {

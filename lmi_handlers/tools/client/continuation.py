@@ -1,0 +1,35 @@
+"""Answers in several parts: a deadline of the server ends each but the last, and the next request continues it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from lmi_handlers.tools.client.answer import Piece, pieces
+from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
+
+Ask = Callable[[InvokeRequest], AbstractContextManager[StreamedResponse]]
+
+
+def whole_answer(ask: Ask, invocation: InvokeRequest) -> Generator[Piece, None, None]:
+    """Yield the pieces of an answer and of its continuations. Raises `AnswerFailed`, and the errors of `ask`."""
+    rest: InvokeRequest | None = invocation
+    while rest is not None:
+        token = None
+        with ask(rest) as answer:
+            for piece in pieces(answer.parts, answer.content_type):
+                token = piece.continuation or token  # some APIs have records after the one with the token
+                yield piece
+        rest = None if token is None else _continued(rest, token)
+
+
+def _continued(invocation: InvokeRequest, token: str) -> InvokeRequest | None:
+    """Return the request for the rest of an answer, or None if the body has no place for its token."""
+    try:
+        fields = msgspec.json.decode(invocation.body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    fields["continuation"] = msgspec.Raw(msgspec.json.encode(token))
+    return msgspec.structs.replace(invocation, body=msgspec.json.encode(fields))

@@ -1,0 +1,229 @@
+"""Answers that a deadline has cut, continued by the server itself, by another one, and by the tools."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from answer_parts import Shown, joined, shown
+from lmi_command import lmi
+from serving import Server, StartServer
+
+KEY = {"LMI_CONTINUATION_KEY": "only for tests: 32 characters and more"}
+OPTIONS = "option.rolling_batch=echo\noption.dialect=mindie\noption.served_model_name=m\n"
+DEADLINES = (
+    f"{OPTIONS}option.echo_tokens_per_second=40\noption.response_deadline=1.5\noption.stream_deadline=1.5\n"
+    "option.max_rolling_batch_size=64\n"
+)
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+TEXT = "Eine Antwort mit “Zeichen” und 😀, Wort für Wort. " * 2
+CALL = '{"name": "weather", "parameters": {"city": "' + "Aachen " * 12 + '"}}'
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+MESSAGES = [{"role": "user", "content": TEXT}]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lmi": ("/invocations", {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "stop": ["Wort für Wort?"]}}),
+    "lmi-seed": (
+        "/invocations",
+        {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "do_sample": True, "seed": 3, "details": True}},
+    ),
+    "tgi": ("/generate", {"inputs": TEXT, "parameters": {"max_new_tokens": 500}}),
+    "tgi-sampled": (
+        "/generate",
+        {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "do_sample": True, "details": True}},
+    ),
+    "mindie": ("/", {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "return_full_text": True}}),
+    "completions": ("/v1/completions", {"prompt": TEXT, "max_tokens": 500, "model": "m", "echo": True}),
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 500}),
+    "chat-invoke": ("/invocations", {"messages": MESSAGES, "max_tokens": 500}),
+    "tools": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": CALL}], "tools": TOOLS, "max_tokens": 500},
+    ),
+    "responses": ("/v1/responses", {"input": TEXT, "max_output_tokens": 500}),
+    "anthropic": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 500}),
+    "aleph-alpha": ("/complete", {"prompt": TEXT, "maximum_tokens": 500, "model": "m"}),
+    "aleph-alpha-chat": ("/chat/completions", {"messages": MESSAGES, "maximum_tokens": 500, "model": "m"}),
+}
+
+
+@pytest.fixture(scope="module")
+def cutting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("cutting") / "m", DEADLINES, "--local-runtime", environ=KEY)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Another server with the same key, which cuts nothing."""
+    server = Server(tmp_path_factory.mktemp("other") / "other", OPTIONS, environ=KEY)
+    yield server.wait_ready()
+    server.stop()
+
+
+def ask(server: Server, name: str, *, stream: bool, **fields: Any) -> requests.Response:
+    path, body = CASES[name]
+    body = {**body, **fields}
+    if stream:
+        body["stream"] = True
+        path = "/generate_stream" if path == "/generate" else path
+    return answered(server, body, path)
+
+
+def answered(server: Server, body: dict[str, Any], path: str = "/invocations") -> requests.Response:
+    """Return the answer. On a busy machine, a deadline may pass before there is any text: then the request is repeated."""
+    while (answer := server.invoke(body, path=path)).status_code == 504:
+        pass
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def parts(server: Server, body: dict[str, Any], path: str) -> list[Shown]:
+    found, token = list[Shown](), None
+    while not found or token is not None:
+        found.append(shown(answered(server, {**body, "continuation": token}, path).content))
+        token = found[-1].continuation
+        assert len(found) < 400
+    return found
+
+
+def parts_of(server: Server, name: str, *, stream: bool) -> list[Shown]:
+    path, body = CASES[name]
+    if not stream:
+        return parts(server, body, path)
+    return parts(server, {**body, "stream": True}, "/generate_stream" if path == "/generate" else path)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
+def test_continued_is_the_same_as_never_cut(cutting: Server, other: Server, stream: bool) -> None:
+    with concurrent.futures.ThreadPoolExecutor(len(CASES)) as pool:
+        found = dict(zip(CASES, pool.map(lambda name: parts_of(cutting, name, stream=stream), CASES), strict=True))
+    for name, answers in found.items():
+        whole = shown(ask(other, name, stream=stream).content)
+        assert whole.continuation is None
+        assert len(answers) > 1, name
+        assert joined(answers) == whole.content, name
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
+def test_another_server_goes_on(cutting: Server, other: Server, stream: bool) -> None:
+    """It may be the same one after a restart: nothing is kept."""
+    with concurrent.futures.ThreadPoolExecutor(len(CASES)) as pool:
+        first = list(pool.map(lambda name: shown(ask(cutting, name, stream=stream).content), CASES))
+    for name, part in zip(CASES, first, strict=True):
+        assert part.continuation is not None, name
+        rest = shown(ask(other, name, stream=not stream, continuation=part.continuation).content)
+        whole = shown(ask(other, name, stream=stream).content)
+        assert (part.text + rest.text, rest.continuation) == (whole.text, None), name
+
+
+def test_the_custom_attribute_leaves_the_body_as_it_was(cutting: Server) -> None:
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=cutting.url,
+        region_name="us-east-1",
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+    )
+    body, text, cuts = json.dumps(CASES["lmi"][1]), "", 0
+    attributes = "tenant=blue"  # the server does not answer with this one
+    try:
+        while attributes:
+            answer = client.invoke_endpoint(
+                EndpointName="m", ContentType="application/json", Body=body, CustomAttributes=attributes
+            )
+            text += json.load(answer["Body"])["generated_text"]
+            attributes = answer.get("CustomAttributes", "")
+            assert not attributes or attributes.startswith("x-lmi-truncated=response_deadline;x-lmi-continuation=")
+            cuts += bool(attributes)
+    finally:
+        client.close()
+    assert (text, cuts > 0) == (TEXT, True)
+
+
+def test_usage_is_that_of_each_part(cutting: Server, other: Server) -> None:
+    first = ask(cutting, "chat", stream=False).json()
+    assert first["choices"][0]["finish_reason"] == "length"
+    rest = ask(other, "chat", stream=False, continuation=first["continuation"])
+    whole = ask(other, "chat", stream=False).json()
+    assert rest.json()["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    used = [answer["usage"] for answer in (first, rest.json(), whole)]
+    assert {usage["prompt_tokens"] for usage in used} == {used[2]["prompt_tokens"]}
+    assert used[0]["completion_tokens"] + used[1]["completion_tokens"] == used[2]["completion_tokens"]
+    entry = other.log_entry(rest.headers["x-request-id"])
+    assert entry["continued_tokens"] == used[0]["completion_tokens"]
+
+
+def test_what_has_several_sequences_has_no_token(cutting: Server) -> None:
+    answer = answered(cutting, {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "details": True, "n": 2}})
+    assert answer.headers["x-lmi-truncated"] == "response_deadline"
+    assert "continuation" not in answer.text + answer.headers[ATTRIBUTES]
+
+
+def test_refusals(cutting: Server, other: Server) -> None:
+    token = shown(ask(cutting, "lmi", stream=False).content).continuation
+    path, body = CASES["lmi"]
+    refused = {
+        "invalid_continuation": {**body, "continuation": "x"},
+        "invalid_body": {**body, "continuation": 5},
+        "continuation_of_other_prompt": {**body, "inputs": "another", "continuation": token},
+        "continuation_of_other_sampling": {**body, "parameters": {"max_new_tokens": 501}, "continuation": token},
+        "not_supported": None,
+    }
+    for code, sent in refused.items():
+        if sent is None:
+            lines = f"{json.dumps({**body, 'continuation': token})}\n" * 2
+            headers = {"Content-Type": "application/jsonlines", "x-request-id": f"refused-{code}"}
+            answer = requests.post(other.url + path, lines, headers=headers, timeout=60)
+            assert "continuation" in answer.text.splitlines()[0]
+            continue
+        answer = other.invoke(sent, path=path, headers={"x-request-id": f"refused-{code}"})
+        assert answer.status_code == 424, answer.text
+        assert other.log_entry(f"refused-{code}")["error_code"] == code
+    for more in ({"n": 2}, {"num_beams": 2}):
+        parameters = {**body["parameters"], **more}
+        answer = other.invoke({**body, "parameters": parameters, "continuation": token}, path=path)
+        assert answer.status_code == 424, answer.text
+
+
+def test_the_tools_continue_by_themselves(cutting: Server, other: Server, tmp_path: Path) -> None:
+    for name in ("lmi", "chat", "aleph-alpha"):
+        path, body = CASES[name]
+        for fields in ({}, {"stream": True}):
+            data = json.dumps({**body, **fields})
+            result = lmi("invoke", "--url", cutting.url + path, data)
+            assert (result.exit_code, result.stdout) == (0, lmi("invoke", "--url", other.url + path, data).stdout)
+    once = lmi("invoke", "--url", cutting.url, json.dumps(CASES["lmi"][1]), "--raw").stdout
+    assert "continuation" in json.loads(once)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["scheduler", "openvino"])
+def test_engines_continue_at_any_token(engine: str, tiny_llama: Path, start_server: StartServer) -> None:
+    """Greedy answers, cut wherever the deadline happens to pass. With seeds, rounding may decide: engines' own tests compare."""
+    model = f"option.model_id={tiny_llama}\noption.rolling_batch={engine}\noption.dtype=fp32\n"
+    properties = f"{model}option.served_model_name=m\noption.max_rolling_batch_size=8\n"
+    deadlines = "option.response_deadline=0.5\noption.stream_deadline=0.5\n"
+    cutting = start_server(properties + deadlines, environ=KEY)
+    whole = start_server(properties, environ=KEY)
+    bodies = [
+        {"inputs": f"Text {number}", "stream": number % 2 == 0, "parameters": {"max_new_tokens": 400, **parameters}}
+        for number in range(4)
+        for parameters in (
+            {"ignore_eos_token": True},
+            {"frequency_penalty": 0.5, "ignore_eos_token": True},
+            {"repetition_penalty": 1.2, "stop": ["zz", "e e"], "ignore_eos_token": True},
+        )
+    ]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda body: parts(cutting, body, "/invocations"), bodies))
+        expected = [shown(answer.content) for answer in pool.map(lambda body: answered(whole, body), bodies)]
+    for body, answers, answer in zip(bodies, found, expected, strict=True):
+        assert joined(answers) == answer.content, body
+    assert sum(map(len, found)) > 2 * len(bodies)
