@@ -27,6 +27,7 @@ DECLARATION = BackendDeclaration(
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
         "limit_mm_per_prompt",
+        "chat_embeddings",
         "enable_lora",
         "max_loras",
         "max_lora_rank",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import WatermarkLogitsProcessor
@@ -21,17 +21,21 @@ from backends.paged.options import (
     DEFAULT_MAX_LORAS,
     DEFAULT_PREFILL_TOKENS,
 )
+from backends.pooling.pooler import Pooler
 from backends.transformers import DECLARATION
+from backends.transformers.heads import ChatEmbedder
 from backends.transformers.images import ImageProcessor
 from backends.transformers.kv_cache import BLOCK_SIZE
 from backends.transformers.loading import choose_runner, load_model, position_limit, sequential_runner
 from backends.transformers.lora import read_adapter
 from backends.transformers.options import TransformersOptions
+from backends.transformers.pooling_backend import PoolingBackend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.thinking import ThinkingMarks
 from lmi_handlers.media.files import max_images
 from lmi_handlers.text.bundle import TOKENIZER_FILE, load_processor
@@ -39,12 +43,15 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE, load_processor
 GREENLIST_RATIO = 0.5
 """TGI's value, so that existing watermark detectors work. The library's default is 0.25."""
 
+_POOLING = {"last": "lasttoken", "mean": "mean"}
+"""sentence-transformers' names for the values of `option.chat_embeddings`."""
+
 
 class TransformersBackend(PagedBackend):
     """Serves any causal language model of the transformers library.
 
     `kv_cache_memory_bytes`, `gpu_memory_utilization`, `max_loras`, `max_cpu_loras` and `max_lora_rank` are the options
-    of these names. `processor` is the library's processor for the model's images.
+    of these names, as is `chat_embeddings`. `processor` is the library's processor for the model's images.
     The other arguments are those of `PagedBackend`.
     """
 
@@ -66,6 +73,7 @@ class TransformersBackend(PagedBackend):
         max_loras: int = DEFAULT_MAX_LORAS,
         max_cpu_loras: int | None = None,
         max_lora_rank: int = DEFAULT_MAX_LORA_RANK,
+        chat_embeddings: Literal["last", "mean"] | None = None,
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         vocab_size, device = embeddings.shape[0], embeddings.device
@@ -83,6 +91,7 @@ class TransformersBackend(PagedBackend):
                 available=available,
             )
 
+        attention = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
         images = None
         if getattr(processor, "image_processor", None) is not None:
             from backends.media_preparer import MediaPreparer
@@ -91,6 +100,11 @@ class TransformersBackend(PagedBackend):
         # Image models have their own positions and masks, which only the library's own generation code handles.
         choose = sequential_runner if images is not None else partial(choose_runner, max_model_len=length)
         runner = choose(model, num_blocks=num_blocks, max_loras=max_loras)
+        self._embedder = None
+        if chat_embeddings is not None:
+            head = ChatEmbedder(model, Pooler((_POOLING[chat_embeddings],)), attention)
+            self._embedder = PoolingBackend(head, max_model_len=length, packs=False)
+        embeds = None if self._embedder is None else self._embedder.capabilities
         read = partial(read_adapter, shapes=runner.lora.shapes, max_rank=max_lora_rank, dtype=model.dtype)
         super().__init__(
             runner,
@@ -105,6 +119,10 @@ class TransformersBackend(PagedBackend):
                 dtype=str(model.dtype).removeprefix("torch."),
                 takes_images=images is not None,
                 takes_cache_salt=True,
+                pooling_tasks=() if embeds is None else embeds.pooling_tasks,
+                pools_beside_text=embeds is not None,
+                embedding_size=None if embeds is None else embeds.embedding_size,
+                pooling="" if embeds is None else embeds.pooling,
             ),
             eos_token_ids=eos_token_ids,
             tokenizer_file=tokenizer_file,
@@ -148,6 +166,7 @@ class TransformersBackend(PagedBackend):
             max_loras=properties.max_loras or DEFAULT_MAX_LORAS,
             max_cpu_loras=properties.max_cpu_loras,
             max_lora_rank=properties.max_lora_rank or DEFAULT_MAX_LORA_RANK,
+            chat_embeddings=properties.chat_embeddings,
         )
         backend.add_adapters(model.adapters)
         report(LoadPhase.WARM_UP)
@@ -155,10 +174,31 @@ class TransformersBackend(PagedBackend):
         backend.open_prefix_file(options, model)
         return backend
 
+    def add_request(self, request: TokenRequest) -> None:
+        """Queue a sequence, or a prompt to embed."""
+        if request.pooling_params is not None and self._embedder is not None:
+            self._embedder.add_request(request)
+        else:
+            super().add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        if self._embedder is not None:
+            self._embedder.abort(request_id)
+
     def step(self) -> list[TokenOutput]:
-        """Run one forward pass and choose tokens from its logits, which only inference mode may overwrite."""
+        """Run one forward pass and choose tokens from its logits, which only inference mode may overwrite.
+
+        If prompts wait to be embedded, a batch of them is computed, too.
+        """
         with torch.inference_mode():
-            return super().step()
+            outputs = super().step()
+        return outputs if self._embedder is None else outputs + self._embedder.step()
+
+    @property
+    def progress(self) -> int:
+        """Grows with every forward pass, and with every layer computed during one."""
+        return super().progress + (0 if self._embedder is None else self._embedder.progress)
 
 
 def _memory(device: torch.device, gpu_memory_utilization: float | None) -> tuple[int | None, int | None]:

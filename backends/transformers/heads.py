@@ -65,6 +65,37 @@ class Embedder(Head):
         ]
 
 
+class ChatEmbedder(Head):
+    """A model that generates text. The vectors of its last layer are pooled.
+
+    `attention` is the library's name of the attention that the model computes these with; that of a rolling batch has no
+    batch here.
+    """
+
+    tasks = ("embed",)
+
+    def __init__(self, model: Any, pooler: Pooler, attention: str) -> None:
+        super().__init__(model)
+        self.pooling = pooler.name
+        self._pooler = pooler
+        self._attention = attention
+
+    def compute(
+        self,
+        inputs: dict[str, torch.Tensor],
+        lengths: torch.Tensor,
+        tasks: Sequence[PoolingTask],  # noqa: ARG002
+    ) -> Sequence[torch.Tensor]:
+        generating = self.model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
+        self.model.set_attn_implementation(self._attention)
+        try:
+            hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+        finally:
+            self.model.set_attn_implementation(generating)
+        pooled: torch.Tensor = self._pooler(hidden, lengths)
+        return pooled.cpu().unbind()
+
+
 class SparseEmbedder(Head):
     """A masked language model. Its scores for each token of the vocabulary are pooled (SPLADE)."""
 

@@ -34,7 +34,7 @@ class PoolingBackend(Backend):
     """Computes waiting prompts batch by batch, one forward pass per step.
 
     `max_batch_tokens` limits the tokens of a batch, padding included. `max_num_seqs` is the number of prompts to choose
-    a batch from; the others wait in the loop's queue.
+    a batch from; the others wait in the loop's queue. `packs` says that the weights may be packed, if they are not yet.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class PoolingBackend(Backend):
         max_model_len: int,
         max_num_seqs: int | None = None,
         max_batch_tokens: int | None = None,
+        packs: bool = True,
     ) -> None:
         self._head, model = head, head.model
         embeddings: torch.Tensor = model.get_input_embeddings().weight
@@ -61,7 +62,11 @@ class PoolingBackend(Backend):
             EncodedPrompt([(31 * i + 7) % embeddings.shape[0] for i in range(min(length, max_model_len) - 1)] + [end])
             for length in (9, 6)
         ]
-        results = pack_if_equal(model, lambda: torch.stack([*self._compute(probe, head.tasks[:1] * len(probe))]))
+
+        def compute() -> torch.Tensor:
+            return torch.stack([*self._compute(probe, head.tasks[:1] * len(probe))])
+
+        results = pack_if_equal(model, compute) if packs else compute()
         self._capabilities = Capabilities(
             backend=DECLARATION.name,
             max_model_len=max_model_len,

@@ -671,6 +671,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     # Embeddings
 
+    chat_embeddings: Annotated[
+        Literal["last", "mean"] | None,
+        Option(
+            "Serves `/v1/embeddings` beside chats, with the same weights: the last layer's vector of the last token, or "
+            "the mean of all. Not with `enable_lora`. Defaults to none.",
+            server=True,
+        ),
+    ] = None
     normalize: Annotated[
         bool,
         Option("Scales embeddings to length 1, unless the request says otherwise.", server=True),

@@ -41,7 +41,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     token would be another than without the interruption.
     `marks_thoughts` tells whether the server knows how the model marks its thoughts, which `thinking_token_budget`
     needs. The engine process sets it.
-    `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
+    `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text,
+    unless `pools_beside_text`.
     `embedding_size` is the number of dimensions if the backend embeds prompts. `labels` are the names of the scores if
     it classifies them, in order. `block_size` is the number of tokens in a block of the KV cache, which has `num_blocks`;
     both are 0 if the backend does not report them. `max_loras` is the maximum number of adapters in one batch, None if
@@ -68,6 +69,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     not_continued: tuple[str, ...] = ()
     marks_thoughts: bool = False
     pooling_tasks: tuple[PoolingTask, ...] = ()
+    pools_beside_text: bool = False
     embedding_size: int | None = None
     labels: tuple[str, ...] = ()
     pooling: str = ""
@@ -76,9 +78,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int | None = None
 
     @property
+    def generates(self) -> bool:
+        """Whether the backend generates text."""
+        return not self.pooling_tasks or self.pools_beside_text
+
+    @property
     def max_input_tokens(self) -> int:
         """Maximum number of prompt tokens. At least one token must be left if there is something to generate."""
-        room = self.max_model_len - (not self.pooling_tasks)
+        room = self.max_model_len - self.generates
         return room if self.max_input_len is None else min(self.max_input_len, room)
 
 
@@ -100,6 +107,8 @@ def check_task(params: PoolingParams | None, capabilities: Capabilities) -> None
     tasks, size = capabilities.pooling_tasks, capabilities.embedding_size
     served: ServedTask = _OPTION[tasks[0]] if tasks else "text-generation"
     asked: ServedTask = "text-generation" if params is None else _OPTION[params.task]
+    if params is None and capabilities.generates:
+        return
     if asked != served:
         raise UnsupportedFeature(other_task(served, asked))
     if params is None:
@@ -115,7 +124,8 @@ def other_task(served: ServedTask, asked: ServedTask) -> str:
     if asked == "text-generation":
         return f"this server {_DOES[served]} and generates none (option.task={served})"
     needs = "scores need" if asked == "text-ranking" else "embeddings need"
-    return f"this server {_DOES[served]}; {needs} a server with option.task={asked}"
+    beside = ", and /v1/embeddings also option.chat_embeddings" if (served, asked) == _BESIDE else ""
+    return f"this server {_DOES[served]}; {needs} a server with option.task={asked}{beside}"
 
 
 def check_sampling_params(params: SamplingParams, capabilities: Capabilities) -> None:
@@ -234,6 +244,8 @@ _DOES: Mapping[ServedTask, str] = {
     "text-embedding": "embeds texts",
     "text-ranking": "scores texts",
 }
+
+_BESIDE = ("text-generation", "text-embedding")
 
 _OTHER_MODEL: Mapping[PoolingTask, str] = {
     "embed": "this model only has sparse embeddings",

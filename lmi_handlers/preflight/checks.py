@@ -320,6 +320,20 @@ def _check_media(configuration: Configuration, environ: Mapping[str, str]) -> No
     sound_loader(configuration.properties)
 
 
+def _check_chat_embeddings(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    properties, backend = configuration.properties, configuration.backend
+    if properties.chat_embeddings is None:
+        return
+    if properties.pools:
+        raise ConfigError(
+            f"option.chat_embeddings has no place beside option.task={properties.task}: there are no chats"
+        )
+    if "chat_embeddings" not in backend.reads:
+        raise ConfigError(f"option.chat_embeddings is not supported by the {backend.name} backend")
+    if properties.enable_lora:
+        raise ConfigError("option.chat_embeddings is not supported with option.enable_lora")
+
+
 def _check_pooling(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     properties = configuration.properties
     if properties.pools and "prefix_cache_file" in properties.engine_options:
@@ -473,6 +487,7 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_text_options, (_ENGINE,)),
     (_check_media, (_ENGINE, _TASK)),
     (_check_pooling, (_ENGINE,)),
+    (_check_chat_embeddings, (_ENGINE,)),
     (_check_origins, _ALL),
     (_check_api_keys, _ALL),
     (_check_continuation_key, _ALL),

@@ -63,8 +63,9 @@ class OpenAIApi(Api):
         as_lines = context.properties.streams_lines
         self._chat = self._chats([ChatSseFormatter])
         self._completion = self._completions([CompletionSseFormatter])
+        embeds = None if context.properties.chat_embeddings else TEXT_EMBEDDING  # None is any task
         embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
-        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (schemas.EmbeddingList,)}, TEXT_EMBEDDING)
+        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (schemas.EmbeddingList,)}, embeds)
         self._response = self._responses()
         self.claims = {
             "messages": self._chats(_ordered(ChatSseFormatter, ChatJsonLinesFormatter, as_lines=as_lines)),

@@ -67,7 +67,7 @@ MUSE_GLIMMER = Channels("<|start|>", {"<|message|>": None}, ("<|eom|>", "<|eot|>
 _LONGEST_HEADER = 1024
 """In characters. The rest of a longer header is dropped."""
 
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
 _KINDS: Mapping[str, Kind] = {"self": "reasoning", "user": "content"}
 
 
