@@ -16,6 +16,7 @@ from lmi_handlers.tools.conform.vectors import Reference
 
 Verdict = Literal["conforms", "differs", "not spoken", "error"]
 
+_LONGEST_CAUSE = 300
 _NOT_SPOKEN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
@@ -41,7 +42,7 @@ def _of_status(expected: int | str, reply: Received) -> Finding:
     cause = reply.headers.get("location", "")
     if reply.status >= HTTPStatus.BAD_REQUEST:
         cause = failure_cause(reply.body[:4096])
-    found = f"status {reply.status} instead of {expected}" + (f": {cause[:300]}" if cause else "")
+    found = f"status {reply.status} instead of {expected}" + (f": {cause[:_LONGEST_CAUSE]}" if cause else "")
     if reply.status in _NOT_SPOKEN:
         return Finding("not spoken", found)
     is_error = reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.UNAUTHORIZED
@@ -51,7 +52,7 @@ def _of_status(expected: int | str, reply: Received) -> Finding:
 def _first_difference(expected: Reference, reply: Received) -> str | None:
     kind = reply.headers.get("content-type", "")
     if expected.content_type is not None and media_type(kind) != media_type(expected.content_type):
-        return f"content type {kind or 'missing'} instead of {expected.content_type}"
+        return f"content type {kind[:_LONGEST_CAUSE] or 'missing'} instead of {expected.content_type}"
     for name in expected.headers:
         if name.lower() not in reply.headers:
             return f"header {name} is missing"

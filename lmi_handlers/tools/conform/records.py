@@ -12,6 +12,7 @@ from lmi_handlers.tools.client.answer import STREAMS, media_type
 
 EVENTS = "text/event-stream"
 _DONE = b"[DONE]"
+_LONGEST_KIND = 60
 _FIELDS = (b":", b"id:", b"retry:")
 
 
@@ -44,7 +45,7 @@ def kind_of(document: Any, *, is_last: bool) -> str:
     if not isinstance(document, Mapping):
         return "record"
     if isinstance(document.get("type"), str):
-        return str(document["type"])
+        return str(document["type"])[:_LONGEST_KIND]
     choices = document.get("choices")
     if not isinstance(choices, list):
         return "last record" if is_last else "record"

@@ -13,7 +13,6 @@ from lmi_handlers.tools.conform.exchange import ExchangeFailed, Received, exchan
 from lmi_handlers.tools.conform.judge import Finding, Verdict, judge
 from lmi_handlers.tools.conform.vectors import Vector, api, body_for
 
-_WORST: Sequence[Verdict] = ("error", "differs", "not spoken", "conforms")
 _DEFAULT_MODEL = "model"
 
 
@@ -28,7 +27,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeatureResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors of a feature. The verdict is the worst one, but a feature is spoken if one of its vectors is.
+    """The vectors of a feature. It is only "not spoken" if none of them is.
 
     `accepted` is true if the user has said that this difference is known.
     """
@@ -45,10 +44,9 @@ class FeatureResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> CaseResult | None:
-        """The first vector with the verdict, if that is no success."""
-        if self.verdict == "conforms":
-            return None
-        return next((case for case in self.cases if case.verdict == self.verdict), None)
+        """The first vector with the verdict, or else the first that fails. None if all were answered as they should be."""
+        failed = [case for case in self.cases if case.verdict != "conforms"]
+        return next((case for case in failed if case.verdict == self.verdict), failed[0] if failed else None)
 
 
 class ApiResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +112,9 @@ def results(target: Target, apis: Sequence[str], accepted: frozenset[str]) -> It
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
-    return next(verdict for verdict in _WORST if verdict in verdicts)
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "error" if "error" in verdicts else "differs"
 
 
 def _result(target: Target, vector: Vector) -> CaseResult:
