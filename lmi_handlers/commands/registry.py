@@ -23,6 +23,7 @@ TOOLS = {
     "invoke": "lmi_handlers.tools.client.invoke_command:invoke_command",
     "logs": "lmi_handlers.tools.deploy.commands:logs_command",
     "ray": "lmi_handlers.ray.commands:ray",
+    "replay": "lmi_handlers.tools.replay.commands:replay",
     "status": "lmi_handlers.tools.deploy.commands:status_command",
     "transform": "lmi_handlers.tools.batch_transform.commands:transform",
     "undeploy": "lmi_handlers.tools.deploy.commands:undeploy_command",

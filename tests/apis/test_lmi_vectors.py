@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from lmi_command import lmi
 from paths import DATA, RECORDINGS, SUPPORT
 from prompts import rendered
+from recordings import capture_record
 from serving import Server
 
 from formatters import load_formatter_class
@@ -267,6 +269,28 @@ def test_http_success(vector: dict[str, Any], fleet: Fleet) -> None:
         header, _, value = line.partition(": ")
         assert headers[header.lower()] == value
     assert headers["x-request-id"]
+
+
+def test_replayed_vectors_are_a_go(fleet: Fleet, tmp_path: Path) -> None:
+    """The vectors as SageMaker's Data Capture would have recorded them."""
+    recorded = []
+    for vector in (each.values[0] for each in http_vectors()):
+        given, output = vector["input"], vector["output"]
+        if (
+            given["serving.properties"] == "option.rolling_batch=vllm"
+            and given["request"]["path"] == "/predictions/plain"
+        ):
+            content_type = next(line for line in output["headers"] if line.startswith("Content-Type: "))[14:]
+            body = given["request"]["body"]
+            body = body if isinstance(body, str) else json.dumps(body)
+            recorded.append(capture_record(body.encode(), output["body"].encode(), content_type))
+    (tmp_path / "vectors.jsonl").write_bytes(b"".join(recorded))
+    server = fleet.serve("plain", "option.rolling_batch=vllm")
+    url = f"{server.url}/predictions/plain"
+    result = lmi("replay", "--input", str(tmp_path), "--url", url, "--compare-sampled", "--json", str(tmp_path / "r"))
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "r").read_bytes())["summary"]["outcomes"] == {"equal": len(recorded)}
+    assert len(recorded) > 20
 
 
 def test_dynamic_batch_success(fleet: Fleet) -> None:

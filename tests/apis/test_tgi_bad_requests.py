@@ -7,12 +7,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lmi_command import lmi
 from paths import RECORDINGS, SUPPORT
 from raw_http import connect, request
 from server_sent_events import json_events
@@ -119,6 +121,22 @@ def test_error_before_a_stream_begins_sets_the_status(server: Server, case: dict
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/json"
     assert f"data: {answer.text}\n\n" == case["error_body"]
+
+
+def test_replayed_cases_are_a_go(server: Server, tmp_path: Path) -> None:
+    """TGI's answers as a folder of requests, whose folders are the routes."""
+    replayed = [each.values[0] for each in cases("validation")]
+    replayed = [case for case in replayed if case["route"] != "/" and "headers" not in case and case["body"]]
+    for case in replayed:
+        folder = tmp_path / "day" / case["route"].strip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{case['id']}.request.json").write_text(case["body"])
+        (folder / f"{case['id']}.answer.{case['status']}.json").write_text(case["error_body"])
+    report = tmp_path / "report.json"
+    result = lmi("replay", "--input", str(tmp_path / "day"), "--url", server.url, "--json", str(report))
+    assert result.exit_code == 0, result.output
+    assert json.loads(report.read_bytes())["summary"]["outcomes"] == {"equal": len(replayed)}
+    assert len(replayed) > 20
 
 
 # Differences

@@ -1,0 +1,136 @@
+"""`lmi replay`: from its options to its reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import redacted
+from lmi_handlers.core.terminal import show
+from lmi_handlers.model_files.storage import LocalFolder
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.inputs import input_files
+from lmi_handlers.tools.client.own_server import own_server
+from lmi_handlers.tools.client.server import ServerUrl
+from lmi_handlers.tools.replay.page import as_page
+from lmi_handlers.tools.replay.recordings import recorded_requests
+from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
+from lmi_handlers.tools.replay.report import Collector, Summary, lines, parse_thresholds
+from lmi_handlers.tools.replay.targets import EndpointTarget, Target, UrlTarget
+
+_CONCURRENCY = 8
+_MOST_AT_A_TIME = 64
+"""Requests at a time by default: in a closed loop, and at the times of the recording."""
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `lmi replay`. One of `model_dir`, `url` and `endpoint_name` says what is asked."""
+
+    source: str
+    model_dir: Path | None = None
+    url: str | None = None
+    endpoint_name: str | None = None
+    region: str | None = None
+    accept: str | None = None
+    api_key: str | None = None
+    concurrency: int | None = None
+    speed: float | None = None
+    allow: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    compare_sampled: bool = False
+    json_file: Path | None = None
+    page_file: Path | None = None
+
+
+def run(options: ReplayOptions) -> bool:
+    """Replay, print the report and write the files. Returns whether it is a go. Raises `LMIError` or `CallRefused`."""
+    collector = Collector(parse_thresholds(options.allow))
+    files = input_files(options.source)
+    if not files:
+        raise ConfigError(f"--input {options.source} has no files")
+    default = _CONCURRENCY if options.speed is None else _MOST_AT_A_TIME
+    pace = Pace(options.concurrency or default, options.speed)
+    arguments = _arguments(options)
+    with _target(options) as target, _document(options.json_file, arguments) as document:
+        replay = Replay(target, ignored=options.ignore, compare_sampled=options.compare_sampled)
+        for outcome in replay.outcomes(recorded_requests(files), pace):
+            collector.add(outcome)
+            document.add(outcome)
+        summary = collector.summary()
+        document.end(summary)
+    for line in lines(summary, collector.shown):
+        show(line)
+    if options.page_file is not None:
+        options.page_file.write_text(as_page(summary, collector.shown, arguments), encoding="utf-8")
+    return summary.go
+
+
+@contextlib.contextmanager
+def _target(options: ReplayOptions) -> Iterator[Target]:
+    """Yield what is asked. Raises `ConfigError` or `CallRefused`."""
+    if options.endpoint_name is not None:
+        yield EndpointTarget(Aws(options.region), options.endpoint_name, options.accept)
+    elif options.url is not None:
+        ServerUrl.parse(options.url)
+        yield UrlTarget(options.url, options.api_key, options.accept)
+    else:
+        with own_server(options.model_dir) as url:
+            yield UrlTarget(url, os.environ.get("API_KEY"), options.accept)
+
+
+class _Document:
+    """The report as JSON, written while the replay runs."""
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        self._file = file
+        self._separator = b"\n"
+
+    def add(self, outcome: Outcome) -> None:
+        if self._file is not None:
+            self._file.write(self._separator + msgspec.json.encode(outcome))
+            self._separator = b",\n"
+
+    def end(self, summary: Summary) -> None:
+        if self._file is not None:
+            encoded = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+            self._file.write(b'\n], "summary": ' + encoded + b"}\n")
+
+
+@contextlib.contextmanager
+def _document(path: Path | None, arguments: Mapping[str, Any]) -> Iterator[_Document]:
+    """Yield the JSON report, which appears when it is complete. Raises `ConfigError`."""
+    if path is None:
+        yield _Document(None)
+        return
+    folder = LocalFolder(path.parent)
+    try:
+        file = folder.new_file(path.name)
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from error
+    with file:
+        try:
+            file.write(b'{"arguments": ' + msgspec.json.encode(arguments) + b', "requests": [')
+            yield _Document(file)
+            file.flush()
+            folder.add(file, path.name)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _arguments(options: ReplayOptions) -> dict[str, Any]:
+    """Return what the report says about the run. The URL may hold a secret."""
+    given = msgspec.to_builtins(options, enc_hook=str)
+    for name in ("api_key", "json_file", "page_file"):
+        del given[name]
+    told = {name: value for name, value in given.items() if value not in (None, [], False)}
+    if options.url is not None:
+        told["url"] = redacted(options.url)
+    return told | {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

@@ -1,0 +1,109 @@
+"""Tells a text that parts by rounding from another text: the server scores both, token by token.
+
+Greedy decoding takes the most probable token. Where two tokens are almost as probable, another processor, batch or engine
+may take the other one, and everything after it is different. So the prompt is sent again, once with each text after it,
+and the log probabilities of the first two tokens that differ are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.tools.client.answer import parsed
+from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.replay.recordings import Recorded
+from lmi_handlers.tools.replay.targets import NoAnswer
+
+Ask = Callable[[Recorded], Reply]
+Scored = list[tuple[Any, float | None]]
+"""Tokens, by their ids or texts, with their log probabilities."""
+
+
+class NotScored(Exception):
+    """The server cannot score the texts. The text says why."""
+
+
+def log_probability_gap(recorded: Recorded, texts: tuple[str, str], ask: Ask) -> float:
+    """Return how much less probable the token of the recorded text is, where the texts part, in nats.
+
+    `texts` are the recorded one and that of the server. Raises `NotScored`.
+    """
+    body = parsed(recorded.body)
+    if not isinstance(body, dict):
+        raise NotScored("the request is no JSON object")
+    prompt = next((body[name] for name in ("prompt", "inputs") if isinstance(body.get(name), str)), "")
+    if all(text.startswith(prompt) for text in texts):  # as `return_full_text` and `echo` ask for
+        texts = texts[0][len(prompt) :], texts[1][len(prompt) :]
+    old, new = (_scored(recorded, body, text, ask) for text in texts)
+    for (mine, expected), (other, received) in zip(old, new, strict=False):
+        if mine != other:
+            if expected is None or received is None:
+                break
+            return received - expected
+    raise NotScored("one of the texts ends where they part")
+
+
+def _scored(recorded: Recorded, body: dict[str, Any], text: str, ask: Ask) -> Scored:
+    changed, read = _question(body, text)
+    try:
+        encoded = msgspec.json.encode(changed)
+        reply = ask(msgspec.structs.replace(recorded, body=encoded, content_type="application/json"))
+    except (NoAnswer, RecursionError) as error:
+        raise NotScored(str(error)) from error
+    if reply.status != 200:
+        raise NotScored(f"the server does not score prompts in this API (status {reply.status})")
+    try:
+        return read(parsed(reply.body))
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise NotScored("the server's answer has no log probabilities of the prompt") from error
+
+
+def _question(body: dict[str, Any], text: str) -> tuple[dict[str, Any], Callable[[Any], Scored]]:
+    """Return a request that scores the prompt with the text after it, and the reader of its answer."""
+    kept = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    if isinstance(prompt := body.get("prompt"), str):
+        asked = {"prompt": prompt + text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "n": 1}
+        return {**kept, **asked}, _completion
+    if isinstance(prompt := body.get("inputs"), str):
+        given = body.get("parameters")
+        parameters = dict(given) if isinstance(given, Mapping) else {}
+        asked = {"max_new_tokens": 1, "details": True, "decoder_input_details": True}
+        return {**kept, "inputs": prompt + text, "parameters": {**parameters, **asked}}, _prefill
+    if isinstance(messages := body.get("messages"), list):
+        asked = {
+            "messages": [*messages, {"role": "assistant", "content": text}],
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": 1,
+        }
+        return {**kept, **asked}, _prompt_logprobs
+    raise NotScored("requests of this API cannot be scored")
+
+
+def _completion(answer: Any) -> Scored:
+    found = answer["choices"][0]["logprobs"]
+    return list(zip(found["tokens"], map(_number, found["token_logprobs"]), strict=True))
+
+
+def _prefill(answer: Any) -> Scored:
+    document = answer[0] if isinstance(answer, list) else answer
+    tokens = document["details"]["prefill"]
+    return [(token["id"], _number(token.get("log_prob", token.get("logprob")))) for token in tokens]
+
+
+def _prompt_logprobs(answer: Any) -> Scored:
+    """Read vLLM's: for each token of the prompt, by their ids, itself and then the most probable ones."""
+    found: Scored = []
+    for entry in answer["prompt_logprobs"]:
+        token, values = next(iter(entry.items())) if entry else (None, {})
+        found.append((token, _number(values.get("logprob"))))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,222 @@
+"""`lmi replay`: recorded days against servers that answer alike, and against one with another option."""
+
+from __future__ import annotations
+
+import json
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from facts import says
+from lmi_command import lmi
+from recordings import capture_record
+from serving import Server, free_port
+
+from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.replay.page import as_page
+from lmi_handlers.tools.replay.recordings import Broken, Recorded
+from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
+from lmi_handlers.tools.replay.report import Collector, parse_thresholds
+from lmi_handlers.tools.replay.scoring import NotScored, log_probability_gap
+from lmi_handlers.tools.replay.targets import NoAnswer, Target, Timed, UrlTarget
+
+DAY: list[dict[str, Any]] = [
+    {"inputs": "one two three four", "parameters": {"max_new_tokens": 4}},
+    {"inputs": "details of an answer", "parameters": {"max_new_tokens": 3, "details": True}},
+    {"inputs": "a stream of tokens", "parameters": {"max_new_tokens": 4}, "stream": True},
+    {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "temperature": 0},
+    {"messages": [{"role": "user", "content": "drawn"}], "max_tokens": 5},
+    {"prompt": "seeded text", "max_tokens": 4, "seed": 3, "temperature": 0.7},
+]
+
+
+def record(server: Server, folder: Path) -> None:
+    """Ask the server as the day's clients did, and write Data Capture's lines."""
+    lines = []
+    for body in DAY:
+        answer = server.invoke(body)
+        assert answer.status_code == 200
+        lines.append(capture_record(json.dumps(body).encode(), answer.content, answer.headers["Content-Type"]))
+    folder.mkdir()
+    (folder / "day.jsonl").write_bytes(b"".join(lines))
+
+
+def replayed(folder: Path, url: str, *arguments: str, status: int) -> dict[str, Any]:
+    report = folder / "report"
+    result = lmi("replay", "--input", str(folder / "day.jsonl"), "--url", url, "--json", str(report), *arguments)
+    assert result.exit_code == status, result.output
+    document: dict[str, Any] = json.loads(report.read_bytes()) | {"output": result.output}
+    return document
+
+
+def test_a_day_is_a_go_on_the_same_server(echo_server: Server, tmp_path: Path) -> None:
+    record(echo_server, tmp_path / "day")
+    page = tmp_path / "page.html"
+    found = replayed(tmp_path / "day", echo_server.url, "--page", str(page), status=0)
+    summary = found["summary"]
+    assert (summary["go"], summary["requests"], summary["outcomes"]) == (True, len(DAY), {"equal": len(DAY)})
+    assert "id" in summary["but_for"]
+    assert summary["tokens"] == summary["recorded_tokens"] > 0
+    stream = found["requests"][2]
+    assert stream["first_token_seconds"] <= stream["total_seconds"]
+    assert found["requests"][1]["answer"]["finish_reason"] == "length"
+    assert found["output"].splitlines()[-1] == "GO"
+    assert "lmi replay" in page.read_text()
+
+
+def test_one_option_changed_is_named(echo_server: Server, compat_server: Server, tmp_path: Path) -> None:
+    """With `option.tgi_compat=true`, LMI's bodies are answered as TGI does. OpenAI's stay as they were."""
+    record(echo_server, tmp_path / "day")
+    found = replayed(tmp_path / "day", compat_server.url, status=1)
+    kinds = {outcome["number"]: outcome["kind"] for outcome in found["requests"]}
+    assert kinds[1] == kinds[2] == kinds[3] == "format"
+    assert kinds[4] == kinds[5] == kinds[6] == "equal"
+    changes = {change["detail"] for change in found["summary"]["changes"]}
+    assert any(says(change, "$ object list") for change in changes)
+    assert any(says(change, "content type application/jsonlines text/event-stream") for change in changes)
+    assert found["output"].splitlines()[-1].startswith("NO-GO: format: 3 of 6")
+    replayed(tmp_path / "day", compat_server.url, "--allow", "format:50%", status=0)
+    replayed(tmp_path / "day", compat_server.url, "--allow", "format:2", status=1)
+
+
+def test_a_day_on_a_server_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json") + b"broken\n")
+    found = replayed(tmp_path, f"http://127.0.0.1:{free_port()}", status=1)
+    assert found["summary"]["outcomes"] == {"failed": 1, "broken": 1}
+    assert found["requests"][1]["place"] == "day.jsonl:2"
+    assert "no answer was compared" in found["summary"]["objections"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--input", "nowhere", "--url", "http://127.0.0.1:1"],
+        ["--input", ".", "--url", "ftp://x"],
+        ["--input", "."],
+        ["--input", ".", "--url", "http://x", "--endpoint-name", "e"],
+        ["--input", ".", "--url", "http://x", "--allow", "equal:1"],
+        ["--input", ".", "--url", "http://x", "--allow", "text:-1"],
+        ["--input", ".", "--url", "http://x", "--allow", "text:nan"],
+        ["--input", ".", "--url", "http://x", "--speed", "0"],
+    ],
+)
+def test_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+    assert lmi("replay", *arguments).exit_code == 2
+
+
+def test_nothing_recorded_but_the_body_is_sent(echo_server: Server) -> None:
+    """Data Capture's custom attributes may be secret, and echo's server would show them."""
+    body = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 1}}).encode()
+    timed = UrlTarget(echo_server.url, None, None).ask(
+        Recorded(place="a:1", body=body, content_type="application/json")
+    )
+    assert timed.reply.status == 200
+    assert requests.post(f"{echo_server.url}/invocations", data=body, timeout=60).content == timed.reply.body
+
+
+class Recording(Target):
+    """A target that notes when it is asked, and waits for `seconds` before each answer."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.times: list[float] = []
+        self._seconds = seconds
+        self._running = 0
+        self.most = 0
+
+    def ask(self, recorded: Recorded) -> Timed:
+        self.times.append(time.monotonic())
+        self._running += 1
+        self.most = max(self.most, self._running)
+        time.sleep(self._seconds)
+        self._running -= 1
+        if recorded.body == b"fails":
+            raise NoAnswer("gone")
+        return Timed(Reply(200, "text/plain", recorded.body), self._seconds)
+
+
+def requested(body: bytes, when: float | None = None) -> Recorded:
+    return Recorded(place="a", body=body, content_type="text/plain", time=when, answer=Reply(200, "text/plain", body))
+
+
+def test_outcomes_keep_their_order_and_concurrency_is_bounded() -> None:
+    target = Recording(0.01)
+    given = [requested(b"fails" if number == 7 else b"%d" % number) for number in range(30)]
+    found = list(Replay(target).outcomes([*given, Broken("b", "cause")], Pace(3)))
+    assert [outcome.number for outcome in found] == list(range(1, 32))
+    assert [outcome.kind for outcome in found if outcome.kind != "equal"] == ["failed", "broken"]
+    assert target.most <= 3
+
+
+def test_requests_are_sent_at_the_times_of_the_recording() -> None:
+    target = Recording()
+    given = [requested(b"a", 1000.0), requested(b"b", 1000.0), requested(b"c", 1002.0), requested(b"d")]
+    assert len(list(Replay(target).outcomes(given, Pace(4, speed=10)))) == 4
+    first, _, third, _ = sorted(target.times)
+    assert third - first >= 0.2
+
+
+def scores(old: float, new: float) -> Any:
+    """A server that gives the token after "one" the probability `old` if it is "two", else `new`, as TGI would."""
+
+    def ask(request: Recorded) -> Reply:
+        body = json.loads(request.body)
+        words = body["inputs"].split()
+        assert body["parameters"]["decoder_input_details"] is True
+        assert "stream" not in body
+        prefill = [{"id": hash(word), "logprob": new if word != "two" else old} for word in words]
+        return Reply(200, "application/json", json.dumps({"details": {"prefill": prefill}}).encode())
+
+    return ask
+
+
+def test_a_text_that_parts_is_scored() -> None:
+    request = Recorded(place="a", body=b'{"inputs":"Hello ","stream":true}', content_type="application/json")
+    assert log_probability_gap(request, ("one two", "one three"), scores(-0.75, -0.5)) == 0.25
+    with pytest.raises(NotScored):
+        log_probability_gap(request, ("one", "one three"), scores(-0.75, -0.5))
+    with pytest.raises(NotScored):
+        log_probability_gap(request, ("one two", "one three"), lambda _: Reply(422, "", b"{}"))
+    with pytest.raises(NotScored):
+        log_probability_gap(request, ("one two", "one three"), lambda _: Reply(200, "", b'{"details":7}'))
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not any(name in ("src", "href", "onerror") for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_hostile_recording_is_text_on_the_page() -> None:
+    evil = '<img src=x onerror="alert(1)">\x1b[31m\u202e'
+    outcome = Outcome(
+        number=1, place=evil, kind="text", detail=evil, offset=3, expected=f"a{evil}", received=f"b{evil}"
+    )
+    collector = Collector(parse_thresholds([]))
+    collector.add(outcome)
+    page = _Tags()
+    document = as_page(collector.summary(), collector.shown, {evil: evil})
+    page.feed(document)
+    assert "img" not in page.tags
+    assert page.text.count("alert(1)") >= 6
+    assert not any(character in document for character in "\x1b\u202e")
+
+
+def test_the_report_keeps_its_bounds() -> None:
+    collector = Collector(parse_thresholds([]))
+    for number in range(3000):
+        collector.add(Outcome(number=number, place="a", kind="values", detail=f"record {number}: $.a[{number}] was 1"))
+    assert len(collector.shown) == 500
+    assert [(change.detail, change.count) for change in collector.summary().changes] == [("$.a[] was 1", 3000)]
