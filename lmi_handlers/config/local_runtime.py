@@ -66,6 +66,16 @@ class LocalRuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             read=Path,
         ),
     ] = None
+    capture_folder: Annotated[
+        Path | None,
+        Variable(
+            "LMI_LOCAL_RUNTIME_CAPTURE",
+            "Write requests and answers to this folder, as SageMaker's Data Capture does.",
+            flag="--local-runtime-capture",
+            metavar="FOLDER",
+            read=Path,
+        ),
+    ] = None
     async_output: Annotated[
         str | None,
         Variable(

@@ -15,6 +15,7 @@ from lmi_handlers.laptop.sagemaker_runtime.container import (
     answer_headers,
     call_container,
 )
+from lmi_handlers.laptop.sagemaker_runtime.data_capture import CapturedRequest, DataCapture
 from lmi_handlers.laptop.sagemaker_runtime.errors import TIMED_OUT
 from lmi_handlers.laptop.sagemaker_runtime.faults import ServiceFailure, TimeLimitExceeded
 
@@ -25,28 +26,32 @@ logger = logging.getLogger(__name__)
 
 
 class InvokeEndpointWithResponseStream:
-    """`split_payload_parts` cuts streams at awkward places. `time_limit` is in seconds."""
+    """`split_payload_parts` cuts streams at awkward places. `time_limit` is in seconds. Answers are written to `capture`."""
 
     path = "/endpoints/<endpoint>/invocations-response-stream"
 
-    def __init__(self, time_limit: float, *, split_payload_parts: bool) -> None:
+    def __init__(self, time_limit: float, capture: DataCapture | None, *, split_payload_parts: bool) -> None:
         self._time_limit = time_limit
+        self._capture = capture
         self._split_payload_parts = split_payload_parts
 
     def invoke(self, endpoint: str) -> Response:
         """Answer the request. Raises `ServiceError`."""
         check_headers(request.headers, INVOKE_STREAM)
         accept = request.headers.get(PREFIX + "Accept")
+        captured = None if self._capture is None else self._capture.begin(endpoint)
         deadline = ContainerTimeLimit(self._time_limit)
         call = call_container(endpoint, deadline, api="InvokeEndpointWithResponseStream", accept=accept)
-        response = Response(self._events(call), content_type=eventstream.CONTENT_TYPE)
+        response = Response(self._events(call, captured), content_type=eventstream.CONTENT_TYPE)
         response.call_on_close(call.close)
         response.headers.extend(answer_headers(request.headers, call.headers))
         response.headers[PREFIX + "Content-Type"] = call.content_type
         return response
 
-    def _events(self, call: ContainerCall) -> Iterator[bytes]:
+    def _events(self, call: ContainerCall, captured: CapturedRequest | None) -> Iterator[bytes]:
         chunks = call.chunks()
+        if captured is not None:
+            chunks = captured.observed(chunks, call.content_type)
         try:
             for chunk in eventstream.split_parts(chunks) if self._split_payload_parts else chunks:
                 for start in range(0, len(chunk), PART_SIZE):

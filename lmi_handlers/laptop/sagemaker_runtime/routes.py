@@ -23,6 +23,7 @@ from lmi_handlers.laptop.sagemaker_runtime.async_invocations import AsyncInvocat
 from lmi_handlers.laptop.sagemaker_runtime.bodies import check_length, read_body
 from lmi_handlers.laptop.sagemaker_runtime.constraints import ENDPOINT_NAME
 from lmi_handlers.laptop.sagemaker_runtime.container import INVOKE_TIME_LIMIT, STREAM_TIME_LIMIT
+from lmi_handlers.laptop.sagemaker_runtime.data_capture import DataCapture
 from lmi_handlers.laptop.sagemaker_runtime.errors import ACCOUNT, ServiceError, refusal, validation_error
 from lmi_handlers.laptop.sagemaker_runtime.faults import Fault, FaultsFile
 from lmi_handlers.laptop.sagemaker_runtime.invoke import InvokeEndpoint
@@ -46,6 +47,8 @@ def check_local_runtime(settings: LocalRuntimeSettings) -> None:
         AsyncInvocations(settings, workers=1)
     if settings.faults_file is not None:
         FaultsFile(settings.faults_file).check()
+    if settings.capture_folder is not None:
+        DataCapture(settings.capture_folder).check()
 
 
 def local_runtime(
@@ -56,8 +59,11 @@ def local_runtime(
     stream_time_limit: float = STREAM_TIME_LIMIT,
 ) -> Blueprint:
     """Build the routes for one of so many web `workers`. The limits are in seconds. Raises `ConfigError`."""
-    plain = InvokeEndpoint(invoke_time_limit)
-    streamed = InvokeEndpointWithResponseStream(stream_time_limit, split_payload_parts=settings.split_payload_parts)
+    capture = None if settings.capture_folder is None else DataCapture(settings.capture_folder)
+    plain = InvokeEndpoint(invoke_time_limit, capture)
+    streamed = InvokeEndpointWithResponseStream(
+        stream_time_limit, capture, split_payload_parts=settings.split_payload_parts
+    )
     queued = InvokeEndpointAsync(None if settings.async_output is None else AsyncInvocations(settings, workers))
     openai = OpenAIChat(invoke_time_limit, stream_time_limit)
     blueprint = Blueprint("local_runtime", __name__)

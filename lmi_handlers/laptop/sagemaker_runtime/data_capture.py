@@ -1,0 +1,93 @@
+"""Data Capture: requests and answers as JSON lines in a folder, as SageMaker writes them to S3."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from flask import request
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.laptop.sagemaker_runtime.bodies import MAX_BODY, read_body
+from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
+
+logger = logging.getLogger(__name__)
+
+
+class DataCapture:
+    """Writes a line for each 2xx answer. Each web worker has a file per hour, below the endpoint and its variant."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._worker = uuid.uuid4()
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the folder cannot be written to."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._folder / f".{self._worker}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(f"the folder for Data Capture, {self._folder}: {error.strerror}") from error
+
+    def begin(self, endpoint: str) -> CapturedRequest:
+        """Return the request that Flask is handling, to be written with its answer. Raises a `ServiceError`."""
+        return CapturedRequest(self._folder, f"{self._worker}.jsonl", endpoint)
+
+
+class CapturedRequest:
+    """A request that waits for its answer. It is complete, because an answer outlives Flask's own request."""
+
+    def __init__(self, folder: Path, file: str, endpoint: str) -> None:
+        headers = request.headers
+        when = datetime.now(timezone.utc)
+        variant = headers.get(PREFIX + "Target-Variant", "AllTraffic")
+        self._file = folder / endpoint / variant / when.strftime("%Y/%m/%d/%H") / file
+        self._input = _data(read_body(), headers.get("Content-Type", "application/json"), "INPUT")
+        attributes = headers.get(PREFIX + "Custom-Attributes")
+        metadata = {
+            "eventId": str(uuid.uuid4()),
+            "customAttributes": None if attributes is None else [attributes],
+            "inferenceId": headers.get(PREFIX + "Inference-Id"),
+            "inferenceTime": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        }
+        self._metadata = {name: value for name, value in metadata.items() if value is not None}
+
+    def write(self, content_type: str, answer: bytes) -> None:
+        """Write the request and its answer. A failure is logged."""
+        captured = {"endpointInput": self._input, "endpointOutput": _data(answer, content_type, "OUTPUT")}
+        record = {"captureData": captured, "eventMetadata": self._metadata, "eventVersion": "0"}
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("ab") as lines:
+                lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            logger.warning("Data Capture: cannot write %s: %s", self._file, error.strerror)
+
+    def observed(self, chunks: Iterator[bytes], content_type: str) -> Iterator[bytes]:
+        """Yield a streamed answer, and write it when it is complete and not longer than a request may be."""
+        parts, size = [], 0
+        for chunk in chunks:
+            size += len(chunk)
+            if size <= MAX_BODY:
+                parts.append(chunk)
+            yield chunk
+        if size <= MAX_BODY:
+            self.write(content_type, b"".join(parts))
+
+
+def _data(data: bytes, content_type: str, mode: str) -> dict[str, str]:
+    """Return a body as SageMaker captures it: JSON and CSV as they are, everything else in BASE64."""
+    kind = content_type.partition(";")[0].strip().lower()
+    encoding = {"application/json": "JSON", "text/csv": "CSV"}.get(kind, "BASE64")
+    try:
+        text = base64.b64encode(data).decode() if encoding == "BASE64" else data.decode()
+    except UnicodeDecodeError:
+        encoding, text = "BASE64", base64.b64encode(data).decode()
+    return {"observedContentType": content_type, "mode": mode, "data": text, "encoding": encoding}

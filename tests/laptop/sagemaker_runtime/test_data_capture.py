@@ -1,0 +1,65 @@
+"""`--local-runtime-capture`: what boto3 asks for becomes Data Capture's lines, which `lmi replay` sends again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from lmi_command import lmi
+from runtime_client import runtime_client
+from serving import StartServer
+from waiting import wait_until
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.laptop.sagemaker_runtime.data_capture import DataCapture
+
+BODY = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
+STREAM = {**BODY, "stream": True}
+
+
+def test_a_captured_day_is_a_go(start_server: StartServer, tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    server = start_server(
+        "option.rolling_batch=echo\n", "--local-runtime", "--local-runtime-capture", str(folder), "--workers", "1"
+    )
+    with closing(runtime_client(server.url)) as client:
+        given = {"EndpointName": "my-endpoint", "ContentType": "application/json"}
+        whole = client.invoke_endpoint(**given, Body=json.dumps(BODY), InferenceId="i-1", CustomAttributes="trace=1")
+        with closing(whole["Body"]) as body:
+            answer = body.read()
+        streamed = client.invoke_endpoint_with_response_stream(**given, Body=json.dumps(STREAM))
+        with closing(streamed["Body"]) as events:
+            parts = b"".join(event["PayloadPart"]["Bytes"] for event in events)
+        with pytest.raises(ClientError):
+            client.invoke_endpoint(**given, Body="{}")  # errors are not captured
+    wait_until(lambda: sum(found.read_bytes().count(b"\n") for found in folder.rglob("*.jsonl")) == 2)
+    (file,) = folder.rglob("*.jsonl")
+    assert file.relative_to(folder).parts[:2] == ("my-endpoint", "AllTraffic")
+    first, second = map(json.loads, file.read_text().splitlines())
+    assert first["captureData"]["endpointInput"]["data"] == json.dumps(BODY)
+    assert first["captureData"]["endpointOutput"] == {
+        "observedContentType": "application/json",
+        "mode": "OUTPUT",
+        "data": answer.decode(),
+        "encoding": "JSON",
+    }
+    metadata = first["eventMetadata"]
+    assert (metadata["inferenceId"], metadata["customAttributes"]) == ("i-1", ["trace=1"])
+    assert second["captureData"]["endpointOutput"]["encoding"] == "BASE64"
+    assert parts
+    report = tmp_path / "report.json"
+    arguments = ["--url", server.url, "--speed", "1000", "--json", str(report)]
+    result = lmi("replay", "--input", str(folder), *arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(report.read_bytes())["summary"]["outcomes"] == {"equal": 2}
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError):
+        DataCapture(tmp_path / "file" / "capture").check()
+    DataCapture(tmp_path / "new" / "capture").check()
+    assert list((tmp_path / "new" / "capture").iterdir()) == []
