@@ -47,42 +47,39 @@ def log_probability_gap(recorded: Recorded, texts: tuple[str, str], ask: Ask) ->
 
 
 def _scored(recorded: Recorded, body: dict[str, Any], text: str, ask: Ask) -> Scored:
-    changed, read = _question(body, text)
+    def answer(asked: Mapping[str, Any], route: str = recorded.route) -> Any:
+        try:
+            encoded = msgspec.json.encode(asked)
+            changed = {"body": encoded, "route": route, "content_type": "application/json"}
+            reply = ask(msgspec.structs.replace(recorded, **changed))
+        except (NoAnswer, RecursionError) as error:
+            raise NotScored(str(error)) from error
+        if reply.status != 200:
+            raise NotScored(f"the server does not score prompts ({route} is answered with {reply.status})")
+        return parsed(reply.body)
+
+    kept = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
     try:
-        encoded = msgspec.json.encode(changed)
-        reply = ask(msgspec.structs.replace(recorded, body=encoded, content_type="application/json"))
-    except (NoAnswer, RecursionError) as error:
-        raise NotScored(str(error)) from error
-    if reply.status != 200:
-        raise NotScored(f"the server does not score prompts in this API (status {reply.status})")
-    try:
-        return read(parsed(reply.body))
+        if isinstance(prompt := body.get("prompt"), str):
+            return _completion(answer({**kept, "prompt": prompt + text, **_ECHO}))
+        if isinstance(prompt := body.get("inputs"), str):
+            given = body.get("parameters")
+            parameters = {**(given if isinstance(given, Mapping) else {}), **_PREFILL}
+            return _prefill(answer({**kept, "inputs": prompt + text, "parameters": parameters}))
+        if isinstance(messages := body.get("messages"), list):
+            named = {"model": body["model"]} if "model" in body else {}
+            chat = {"messages": [*messages, {"role": "assistant", "content": text}], **named, **_CONTINUED}
+            tokens = answer(chat, "/tokenize")["tokens"]
+            scored = _completion(answer({"prompt": tokens, **named, **_ECHO}, "/v1/completions"))
+            return [(token, number) for token, (_, number) in zip(tokens, scored, strict=False)]
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise NotScored("the server's answer has no log probabilities of the prompt") from error
-
-
-def _question(body: dict[str, Any], text: str) -> tuple[dict[str, Any], Callable[[Any], Scored]]:
-    """Return a request that scores the prompt with the text after it, and the reader of its answer."""
-    kept = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-    if isinstance(prompt := body.get("prompt"), str):
-        asked = {"prompt": prompt + text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "n": 1}
-        return {**kept, **asked}, _completion
-    if isinstance(prompt := body.get("inputs"), str):
-        given = body.get("parameters")
-        parameters = dict(given) if isinstance(given, Mapping) else {}
-        asked = {"max_new_tokens": 1, "details": True, "decoder_input_details": True}
-        return {**kept, "inputs": prompt + text, "parameters": {**parameters, **asked}}, _prefill
-    if isinstance(messages := body.get("messages"), list):
-        asked = {
-            "messages": [*messages, {"role": "assistant", "content": text}],
-            "add_generation_prompt": False,
-            "continue_final_message": True,
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt_logprobs": 1,
-        }
-        return {**kept, **asked}, _prompt_logprobs
     raise NotScored("requests of this API cannot be scored")
+
+
+_ECHO = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "n": 1}
+_PREFILL = {"max_new_tokens": 1, "details": True, "decoder_input_details": True}
+_CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def _completion(answer: Any) -> Scored:
@@ -94,15 +91,6 @@ def _prefill(answer: Any) -> Scored:
     document = answer[0] if isinstance(answer, list) else answer
     tokens = document["details"]["prefill"]
     return [(token["id"], _number(token.get("log_prob", token.get("logprob")))) for token in tokens]
-
-
-def _prompt_logprobs(answer: Any) -> Scored:
-    """Read vLLM's: for each token of the prompt, by their ids, itself and then the most probable ones."""
-    found: Scored = []
-    for entry in answer["prompt_logprobs"]:
-        token, values = next(iter(entry.items())) if entry else (None, {})
-        found.append((token, _number(values.get("logprob"))))
-    return found
 
 
 def _number(value: Any) -> float | None:

@@ -46,15 +46,16 @@ class UrlTarget(Target):
 
     def __init__(self, url: str, api_key: str | None, accept: str | None) -> None:
         self._url = url
+        self._base = url.rstrip("/").removesuffix(ROUTE)
         self._api_key = api_key
         self._accept = accept
 
     def ask(self, recorded: Recorded) -> Timed:
         started = time.perf_counter()
         request = _request(recorded, self._accept)
-        route = None if recorded.route == ROUTE else recorded.route
+        url, route = (self._url, None) if recorded.route == ROUTE else (self._base, recorded.route)
         try:
-            with open_url(self._url, request, self._api_key, route=route) as response:
+            with open_url(url, request, self._api_key, route=route) as response:
                 content_type = response.headers.get("Content-Type", "")
                 return _read(response.status, content_type, parts_of(response, self._url), started)
         except CallRefused as error:

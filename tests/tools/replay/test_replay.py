@@ -15,7 +15,7 @@ from lmi_command import lmi
 from recordings import capture_record
 from serving import Server, free_port
 
-from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.client.comparison import Reply, text_of
 from lmi_handlers.tools.replay.page import as_page
 from lmi_handlers.tools.replay.recordings import Broken, Recorded
 from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
@@ -183,6 +183,24 @@ def test_a_text_that_parts_is_scored() -> None:
         log_probability_gap(request, ("one two", "one three"), lambda _: Reply(422, "", b"{}"))
     with pytest.raises(NotScored):
         log_probability_gap(request, ("one two", "one three"), lambda _: Reply(200, "", b'{"details":7}'))
+
+
+def test_a_text_that_parts_is_scored_in_chats_and_completions(tiny_server: Server) -> None:
+    """The server's own text has the most probable tokens, so any other one is less probable where they part."""
+    target = UrlTarget(tiny_server.url, None, None)
+
+    def ask(request: Recorded) -> Reply:
+        return target.ask(request).reply
+
+    for body in (
+        {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 6},
+        {"prompt": "Hello", "temperature": 0, "max_tokens": 6},
+        {"inputs": "Hello", "parameters": {"max_new_tokens": 6}},
+    ):
+        request = Recorded(place="a", body=json.dumps(body).encode(), content_type="application/json")
+        reply = ask(request)
+        text = text_of([json.loads(reply.body)])
+        assert log_probability_gap(request, (f"{text[:1]}~ other", text), ask) > 0
 
 
 class _Tags(HTMLParser):
