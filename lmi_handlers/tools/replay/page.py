@@ -18,7 +18,7 @@ table { border-collapse: collapse } td, th { padding: .2rem .6rem; vertical-alig
 
 
 def as_page(summary: Summary, shown: Sequence[Outcome], arguments: Mapping[str, Any]) -> str:
-    """Return the page. `shown` are the outcomes that are not equal."""
+    """Return the page. `shown` are the outcomes with a difference."""
     given = "".join(f"<tr><th>{_text(name)}<td>{_text(value)}" for name, value in arguments.items())
     word, style = ("Go", "go") if summary.go else ("No go", "no-go")
     rows = "".join(row for outcome in shown for row in _rows(outcome))

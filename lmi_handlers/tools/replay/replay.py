@@ -110,9 +110,15 @@ class Replay:
 
     def _outcome(self, number: int, request: Recorded) -> Outcome:
         try:
-            timed = self._target.ask(request)
+            return self._asked(number, request)
         except NoAnswer as error:
-            return Outcome(number=number, place=request.place, kind=FAILED, detail=str(error))
+            cause = str(error)
+        except Exception as error:  # noqa: BLE001  the others go on
+            cause = f"{type(error).__name__}: {error}"
+        return Outcome(number=number, place=request.place, kind=FAILED, detail=cause)
+
+    def _asked(self, number: int, request: Recorded) -> Outcome:
+        timed = self._target.ask(request)
         common: dict[str, Any] = {
             "number": number,
             "place": request.place,

@@ -108,7 +108,7 @@ class Collector:
         self._first, self._total = array("d"), array("d")
         self._tokens = [0, 0]
         self.shown: list[Outcome] = []
-        """The first outcomes that are not equal."""
+        """The first outcomes with a difference."""
 
     def add(self, outcome: Outcome) -> None:
         """Count a request."""
@@ -120,7 +120,7 @@ class Collector:
             self._first.append(outcome.first_token_seconds)
         if outcome.total_seconds is not None:
             self._total.append(outcome.total_seconds)
-        if outcome.kind in (Kind.EQUAL.value, UNRECORDED):
+        if outcome.kind in (Kind.EQUAL.value, Kind.FORM.value, UNRECORDED):
             return
         change = outcome.kind, _general(outcome)
         if change in self._changes or len(self._changes) < _MOST_CAUSES:

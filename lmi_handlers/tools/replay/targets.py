@@ -66,6 +66,8 @@ class EndpointTarget(Target):
     """A SageMaker endpoint. A recorded stream is asked for as a stream."""
 
     def __init__(self, aws: Aws, endpoint: str, accept: str | None) -> None:
+        """Raises `CallRefused`."""
+        aws.client("sagemaker-runtime")  # before there are threads: boto3 makes clients in one only
         self._aws = aws
         self._endpoint = endpoint
         self._accept = accept
@@ -92,12 +94,13 @@ def _request(recorded: Recorded, accept: str | None) -> InvokeRequest:
 
 
 def _model_error(refused: CallRefused) -> Reply | None:
-    """Return the container's own answer, which AWS passes on in its error."""
+    """Return the container's own answer, which AWS passes on in its error, without its content type."""
     response = getattr(refused.__cause__, "response", None)
     if not isinstance(response, dict) or not isinstance(response.get("OriginalStatusCode"), int):
         return None
     body = str(response.get("OriginalMessage", "")).encode(errors="surrogatepass")
-    return Reply(response["OriginalStatusCode"], "", body)
+    content_type = "text/plain" if parsed(body) is None else "application/json"
+    return Reply(response["OriginalStatusCode"], content_type, body)
 
 
 def _read(status: int, content_type: str, parts: Iterable[bytes], started: float) -> Timed:

@@ -82,6 +82,24 @@ def test_one_option_changed_is_named(echo_server: Server, compat_server: Server,
     replayed(tmp_path / "day", compat_server.url, "--allow", "format:2", status=1)
 
 
+def test_an_endpoint_is_asked_as_it_was(echo_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams and the container's own errors come through AWS's API as they were."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "local")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", echo_server.url)
+    record(echo_server, tmp_path / "day")
+    refused = echo_server.invoke({"inputs": 5})
+    (tmp_path / "day" / "bad.request.json").write_text('{"inputs": 5}')
+    (tmp_path / "day" / f"bad.answer.{refused.status_code}.json").write_bytes(refused.content)
+    (tmp_path / "day" / "v1").mkdir()
+    (tmp_path / "day" / "v1" / "other.request.json").write_text("{}")
+    report = tmp_path / "report"
+    aws = ("--endpoint-name", "any", "--region", "us-east-1", "--allow", "failed:1", "--json", str(report))
+    result = lmi("replay", "--input", str(tmp_path / "day"), *aws)
+    assert result.exit_code == 0, result.output
+    assert json.loads(report.read_bytes())["summary"]["outcomes"] == {"equal": len(DAY) + 1, "failed": 1}
+
+
 def test_a_day_on_a_server_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json") + b"broken\n")
     found = replayed(tmp_path, f"http://127.0.0.1:{free_port()}", status=1)
