@@ -185,7 +185,7 @@ def lines(summary: Summary, shown: Sequence[Outcome], most: int = 20) -> Iterato
 def totals(summary: Summary) -> Iterator[str]:
     """Yield the lines that sum up a replay."""
     width = max(map(len, MEANINGS))
-    yield f"{summary.requests} requests"
+    yield f"{summary.requests} request{'' if summary.requests == 1 else 's'}"
     for kind, count in summary.outcomes.items():
         yield f"  {kind:{width}}  {count:7}  {MEANINGS[kind]}"
     if summary.but_for:

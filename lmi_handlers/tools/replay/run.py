@@ -130,7 +130,7 @@ def _arguments(options: ReplayOptions) -> dict[str, Any]:
     given = msgspec.to_builtins(options, enc_hook=str)
     for name in ("api_key", "json_file", "page_file"):
         del given[name]
-    told = {name: value for name, value in given.items() if value not in (None, [], False)}
+    told = {name: value for name, value in given.items() if value not in (None, (), False)}
     if options.url is not None:
         told["url"] = redacted(options.url)
     return told | {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
