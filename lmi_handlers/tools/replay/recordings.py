@@ -39,6 +39,9 @@ _TYPES = {
 }
 """Content types by the ends of names."""
 
+_EDITED = ("application/json", "text/plain")
+"""Types of answers that end without a newline, which editors put at the end of files."""
+
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded request. `place` says where it stands: the file, and its line if the file has several.
@@ -112,7 +115,10 @@ def _of_file(
     expected = None
     if answer is not None:
         name, status, content_type = answer
-        expected = Reply(status, content_type, _content(files[name]))
+        content = _content(files[name])
+        if content_type in _EDITED:
+            content = content.removesuffix(b"\n")
+        expected = Reply(status, content_type, content)
     return Recorded(
         place=file.name,
         body=_content(file),

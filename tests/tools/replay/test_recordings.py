@@ -105,7 +105,7 @@ def test_a_folder_of_requests(tmp_path: Path) -> None:
     (tmp_path / "hello.request.json").write_bytes(BODY)
     (tmp_path / "hello.answer.json").write_bytes(ANSWER)
     (chat / "bad.request.json").write_bytes(b"{}")
-    (chat / "bad.answer.422.json").write_bytes(b'{"error":"x"}')
+    (chat / "bad.answer.422.json").write_bytes(b'{"error":"x"}\n')
     (chat / "new.request.txt").write_bytes(b"x")
     (tmp_path / "README").write_bytes(b"about")
     found = {each.place: each for each in read(tmp_path)}

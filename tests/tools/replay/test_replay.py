@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 from facts import says
@@ -203,22 +204,36 @@ def test_a_text_that_parts_is_scored() -> None:
         log_probability_gap(request, ("one two", "one three"), lambda _: Reply(200, "", b'{"details":7}'))
 
 
-def test_a_text_that_parts_is_scored_in_chats_and_completions(tiny_server: Server) -> None:
-    """The server's own text has the most probable tokens, so any other one is less probable where they part."""
+def other_text(target: Target, body: dict[str, Any]) -> Recorded:
+    """Return a request with an expected answer whose text ends with another character."""
+    request = Recorded(place="a", body=json.dumps(body).encode(), content_type="application/json")
+    reply = target.ask(request).reply
+    text = text_of([json.loads(reply.body)])
+    assert text
+    changed = reply.body.decode().replace(json.dumps(text)[1:-1], json.dumps(text[:-1] + "~")[1:-1])
+    return msgspec.structs.replace(request, answer=msgspec.structs.replace(reply, body=changed.encode()))
+
+
+PARTING = (
+    {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 6},
+    {"prompt": "Hello", "temperature": 0, "max_tokens": 6},
+    {"inputs": "Hello", "parameters": {"max_new_tokens": 6}},
+)
+
+
+def test_a_text_that_parts_by_rounding(echo_server: Server) -> None:
+    """For the echo engine, all tokens are equally probable."""
+    target = UrlTarget(echo_server.url, None, None)
+    found = Replay(target).outcomes([other_text(target, body) for body in PARTING], Pace(1))
+    assert [outcome.kind for outcome in found] == ["rounding"] * 3
+
+
+def test_a_text_that_parts_for_another_reason(tiny_server: Server) -> None:
+    """A model's own text has the most probable tokens, so another one is less probable."""
     target = UrlTarget(tiny_server.url, None, None)
-
-    def ask(request: Recorded) -> Reply:
-        return target.ask(request).reply
-
-    for body in (
-        {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 6},
-        {"prompt": "Hello", "temperature": 0, "max_tokens": 6},
-        {"inputs": "Hello", "parameters": {"max_new_tokens": 6}},
-    ):
-        request = Recorded(place="a", body=json.dumps(body).encode(), content_type="application/json")
-        reply = ask(request)
-        text = text_of([json.loads(reply.body)])
-        assert log_probability_gap(request, (f"{text[:1]}~ other", text), ask) > 0
+    found = list(Replay(target).outcomes([other_text(target, body) for body in PARTING[1:]], Pace(1)))
+    assert [outcome.kind for outcome in found] == ["text"] * 2
+    assert ["nats" in outcome.detail for outcome in found] == [True] * 2
 
 
 class _Tags(HTMLParser):
