@@ -210,7 +210,10 @@ def other_text(target: Target, body: dict[str, Any]) -> Recorded:
     reply = target.ask(request).reply
     text = text_of([json.loads(reply.body)])
     assert text
-    changed = reply.body.decode().replace(json.dumps(text)[1:-1], json.dumps(text[:-1] + "~")[1:-1])
+    changed = reply.body.decode()
+    for is_ascii in (True, False):
+        old, new = (json.dumps(each, ensure_ascii=is_ascii)[1:-1] for each in (text, text[:-1] + "~"))
+        changed = changed.replace(old, new)
     return msgspec.structs.replace(request, answer=msgspec.structs.replace(reply, body=changed.encode()))
 
 
@@ -228,12 +231,30 @@ def test_a_text_that_parts_by_rounding(echo_server: Server) -> None:
     assert [outcome.kind for outcome in found] == ["rounding"] * 3
 
 
-def test_a_text_that_parts_for_another_reason(tiny_server: Server) -> None:
-    """A model's own text has the most probable tokens, so another one is less probable."""
+def test_a_model_scores_texts(tiny_server: Server) -> None:
     target = UrlTarget(tiny_server.url, None, None)
     found = list(Replay(target).outcomes([other_text(target, body) for body in PARTING[1:]], Pace(1)))
-    assert [outcome.kind for outcome in found] == ["text"] * 2
     assert ["nats" in outcome.detail for outcome in found] == [True] * 2
+
+
+class Scoring(Target):
+    """A server that says "one three", and gives "two" in its place the log probability `old`."""
+
+    def __init__(self, old: float) -> None:
+        self._scores = scores(old, -0.5)
+
+    def ask(self, recorded: Recorded) -> Timed:
+        asks_for_scores = b"decoder_input_details" in recorded.body
+        answer = Reply(200, "application/json", b'{"generated_text": "one three"}')
+        return Timed(self._scores(recorded) if asks_for_scores else answer, 0.0)
+
+
+@pytest.mark.parametrize(("old", "kind"), [(-0.55, "rounding"), (-0.45, "rounding"), (-0.75, "text"), (-9.0, "text")])
+def test_how_much_less_probable_a_token_may_be(old: float, kind: str) -> None:
+    expected = Reply(200, "application/json", b'{"generated_text": "one two"}')
+    request = Recorded(place="a", body=b'{"inputs":"Hello "}', content_type="application/json", answer=expected)
+    (found,) = Replay(Scoring(old)).outcomes([request], Pace(1))
+    assert found.kind == kind
 
 
 class _Tags(HTMLParser):
