@@ -88,7 +88,7 @@ PAGES = {
     "docs/mindie.md": Setting(f"{ECHO}option.dialect=mindie\n"),
     "docs/openai.md": Setting("echo_server"),
     "docs/receipts.md": Setting(f"{ECHO}option.receipts=true\noption.tenant_attribute=team\n"),
-    "docs/replay.md": Setting("echo_server"),
+    "docs/replay.md": Setting("echo_server", MODEL),
     "docs/retries.md": Setting("echo_server"),
     "docs/scaling.md": Setting(files=MODEL, replaced={"/models/llama": "model"}),
     "docs/sessions.md": Setting("echo_server"),
