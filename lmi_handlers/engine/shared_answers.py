@@ -59,6 +59,8 @@ class Reader:
 
     def own(self, output: SequenceOutput) -> SequenceOutput:
         """Return an output of the answer as one for this request."""
+        if self._late == 0.0 and self.number == output.number:  # it has begun the answer
+            return output
         queue_time = max(0.0, output.queue_time - self._late)
         return msgspec.structs.replace(output, number=self.number, queue_time=queue_time)
 
@@ -91,7 +93,7 @@ class SharedAnswer:
     def add(self, outputs: list[SequenceOutput]) -> None:
         """Add new outputs, in order."""
         self.latest = outputs[-1]
-        self.unfinished.difference_update(item.index for item in outputs if item.output.finish_reason is not None)
+        self.unfinished.difference_update(_ended(outputs))
         if self.kept:
             self._recent += outputs
             if len(self._recent) >= _RECENT or not self.unfinished or _has_prompt(outputs):
@@ -201,10 +203,12 @@ class SharedAnswers:
             own = [reader.own(item) for item in batch if item.index in reader.running]
             if own:
                 passed.setdefault(reader.worker, []).extend(own)
-            reader.running.difference_update(item.index for item in own if item.output.finish_reason is not None)
-            if not reader.running:
-                self._remove_reader(answer, reader)
-        self.generated += sum(len(item.output.token_ids) for item in batch)
+            if ended := _ended(own):
+                reader.running.difference_update(ended)
+                if not reader.running:
+                    self._remove_reader(answer, reader)
+        for item in batch:
+            self.generated += len(item.output.token_ids)
         self._store(answer, batch)
 
     def _store(self, answer: SharedAnswer, outputs: list[SequenceOutput]) -> None:
@@ -278,6 +282,11 @@ class SharedAnswers:
     def _remove_reader(self, answer: SharedAnswer, reader: Reader) -> None:
         del answer.readers[reader.worker, reader.number]
         del self._requests[reader.worker, reader.number]
+
+
+def _ended(outputs: list[SequenceOutput]) -> list[int]:
+    """Return the indices of the sequences that end with these outputs."""
+    return [item.index for item in outputs if item.output.finish_reason is not None]
 
 
 def _has_prompt(outputs: list[SequenceOutput]) -> bool:
