@@ -25,6 +25,7 @@ from lmi_handlers.engine.messages import (
     AdapterChanged,
     EngineMessage,
     Failed,
+    Joined,
     LoadAdapter,
     Loading,
     Outputs,
@@ -62,8 +63,9 @@ sampling_params = st.builds(
     ignore_eos=st.booleans(),
 )
 prompts = st.builds(EncodedPrompt, token_ids, st.none() | texts)
-submits = st.builds(Submit, ints, texts, st.lists(prompts, max_size=3), sampling_params)
-aborts = st.builds(Abort, ints, st.none() | ints)
+keys = st.none() | st.binary(max_size=32)
+submits = st.builds(Submit, ints, texts, st.lists(prompts, max_size=3), sampling_params, join_key=keys)
+aborts = st.builds(Abort, ints, st.none() | ints, st.booleans())
 adapter_changes = st.builds(LoadAdapter, ints, texts, texts, ints, st.booleans(), st.booleans()) | st.builds(
     UnloadAdapter, ints, texts, st.none() | ints
 )
@@ -94,6 +96,7 @@ capabilities = st.builds(
 engine_messages = (
     st.builds(Loading, texts, st.floats(0, 1e9))
     | st.builds(Ready, texts, capabilities)
+    | st.builds(Joined, ints)
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)
     | st.builds(AdapterChanged, ints)
@@ -129,13 +132,13 @@ def test_messages_arrive_unchanged(to_engine: list[WorkerMessage], to_worker: li
 def test_strategies_cover_every_message_type() -> None:
     """A new message type must be added to the round trip above."""
     assert {Submit, Abort, LoadAdapter, UnloadAdapter, Synced} == set(WorkerMessage.__args__)
-    assert {Loading, Ready, Outputs, Failed, AdapterChanged, Sync} == set(EngineMessage.__args__)
+    assert {Loading, Ready, Joined, Outputs, Failed, AdapterChanged, Sync} == set(EngineMessage.__args__)
 
 
 def test_frame_is_a_length_followed_by_msgpack() -> None:
     [frame] = frames_of([Abort(7, 1)])
     assert frame[:4] == (len(frame) - 4).to_bytes(4, "big")
-    assert msgspec.msgpack.decode(frame[4:]) == ["Abort", 7, 1]
+    assert msgspec.msgpack.decode(frame[4:]) == ["Abort", 7, 1, False]
 
 
 @given(st.lists(worker_messages, min_size=1, max_size=4), st.data())
