@@ -95,6 +95,7 @@ FIXED: dict[str, float] = {
 
 NO_DEFAULT: dict[str, float] = {
     "option.limit_mm_per_prompt": files.DEFAULT_MAX_FILES,
+    "option.max_audio_bytes": ServingProperties().max_image_bytes,
     "option.kv_cache_memory_bytes": memory._SHARE_OF_CPU,
     "option.prefix_cache_file_bytes": parse_bytes(DEFAULT_PREFIX_CACHE_FILE_BYTES, ""),
 }
