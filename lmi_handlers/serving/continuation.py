@@ -5,7 +5,7 @@ The server keeps nothing. A token has all that another replica, or the server af
     signature | version and expiry | digests of model, adapter, prompt and sampling parameters | the generated tokens
 
 The generated tokens' ids are split into planes of bytes and deflated, which takes about two bytes per token. The signature
-also covers the label of the client's API key, so a token is of no use with another client's key. A token is not encrypted:
+also covers whose it is, so a token is of no use with another client's API key. A token is not encrypted:
 it only has what its client has been sent.
 """
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import struct
-import tempfile
 import time
 import zlib
 from array import array
@@ -52,6 +51,13 @@ _VERSION = 1
 _SIGNATURE = 16
 _HEAD = struct.Struct(">BQ8s8s16s8s")
 _ID_BYTES = 4
+
+
+class Owner(NamedTuple):
+    """The client that a token is for: the label of its API key, and its tenant. Each is "" if there is none."""
+
+    key_label: str = ""
+    tenant: str = ""
 
 
 class Fixed(NamedTuple):
@@ -115,21 +121,21 @@ class Continuations:
         """True if answers get tokens."""
         return self._key is not None and self._seconds > 0
 
-    def seal(self, generated: Sequence[int], fixed: Fixed, key_label: str) -> str | None:
+    def seal(self, generated: Sequence[int], fixed: Fixed, owner: Owner) -> str | None:
         """Return the token for an answer, or None if it is too long."""
         if len(generated) > MAX_GENERATED:
             return None
         ids = array("I", generated).tobytes()
         planes = b"".join(ids[place::_ID_BYTES] for place in range(_ID_BYTES))
         content = _HEAD.pack(_VERSION, int(time.time()) + self._seconds, *fixed) + zlib.compress(planes)
-        sealed = self._signature(content, key_label) + content
+        sealed = self._signature(content, owner) + content
         return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
 
-    def open(self, token: str, key_label: str) -> Opened:
+    def open(self, token: str, owner: Owner) -> Opened:
         """Return the content of a token.
 
-        Raises `InvalidRequest` if it has expired, or is not one that was issued for a client with this API key by this
-        server or another one with the same key, and `UnsupportedFeature` if answers cannot be continued.
+        Raises `InvalidRequest` if it has expired, or is not one that was issued to this client by this server or another one
+        with the same key, and `UnsupportedFeature` if answers cannot be continued.
         """
         if not self._seconds:
             raise UnsupportedFeature(
@@ -140,7 +146,7 @@ class Continuations:
         except (ValueError, binascii.Error):
             raise _invalid() from None
         signature, content = sealed[:_SIGNATURE], sealed[_SIGNATURE:]
-        if self._key is None or not hmac.compare_digest(signature, self._signature(content, key_label)):
+        if self._key is None or not hmac.compare_digest(signature, self._signature(content, owner)):
             raise _invalid()
         version, expiry, *digests = _HEAD.unpack_from(content)
         if version != _VERSION:
@@ -149,8 +155,8 @@ class Continuations:
             raise InvalidRequest("the continuation has expired: begin again", code="continuation_expired")
         return Opened(_ids(content[_HEAD.size :]), Fixed(*digests))
 
-    def _signature(self, content: bytes, key_label: str) -> bytes:
-        return hmac.digest(self._key or b"", f"{key_label}\n".encode() + content, "sha256")[:_SIGNATURE]
+    def _signature(self, content: bytes, owner: Owner) -> bytes:
+        return hmac.digest(self._key or b"", msgspec.msgpack.encode(owner) + content, "sha256")[:_SIGNATURE]
 
 
 def given_key(environ: Mapping[str, str]) -> bytes | None:
@@ -165,17 +171,14 @@ def given_key(environ: Mapping[str, str]) -> bytes | None:
 
 def own_key(runtime_dir: Path) -> bytes:
     """Return the random key of this server, which its web workers share. Raises `OSError`."""
-    path = runtime_dir / _KEY_FILE
-    if not path.exists():
-        descriptor, new = tempfile.mkstemp(dir=runtime_dir, prefix=_KEY_FILE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(os.urandom(32))
-            with contextlib.suppress(FileExistsError):  # another worker's
-                os.link(new, path)
-        finally:
-            Path(new).unlink()
-    return path.read_bytes()
+    descriptor = os.open(runtime_dir / _KEY_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        key = file.read()
+        if not key:
+            key = os.urandom(32)
+            file.write(key)
+        return key
 
 
 def model_digest(model: str) -> bytes:
@@ -226,7 +229,7 @@ def _ids(compressed: bytes) -> tuple[int, ...]:
 
 def _invalid() -> InvalidRequest:
     return InvalidRequest(
-        "the continuation is not valid: it was changed, is for another API key, or was issued by a server with another "
+        "the continuation is not valid: it was changed, is another client's, or was issued by a server with another "
         f"key ({KEY_VARIABLE})",
         code="invalid_continuation",
     )

@@ -49,7 +49,7 @@ from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.serving.answer import Answer, Continued, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
-from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, own_key
+from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, Owner, own_key
 from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
@@ -237,7 +237,7 @@ class ServedModel(Served):
             usage.continued_tokens = len(request.generated)
         sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
         generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
-        continued = self._continued(parsed, deadline, loaded.capabilities, fixed, usage.key_label)
+        continued = self._continued(parsed, deadline, loaded.capabilities, fixed, _owner(usage))
         return Answer(
             generation,
             formatter,
@@ -279,7 +279,7 @@ class ServedModel(Served):
         """Return the content of the request's continuation token, if it has one. Raises `InvalidRequest`."""
         if parsed.continuation is None:
             return None
-        opened = self._continuations.open(parsed.continuation, usage.key_label)
+        opened = self._continuations.open(parsed.continuation, _owner(usage))
         if parsed.on_complete is not None:
             raise UnsupportedFeature(
                 "a session with option.session_history has kept the answer as it was cut: send another message"
@@ -293,7 +293,7 @@ class ServedModel(Served):
         deadline: Deadline,
         capabilities: Capabilities,
         fixed: Callable[[], Fixed],
-        key_label: str,
+        owner: Owner,
     ) -> Continued | None:
         """Return what makes a token for an answer that its deadline may cut, or None if it could not be continued."""
         request = parsed.request
@@ -305,9 +305,7 @@ class ServedModel(Served):
             )
         except InvalidRequest:
             return None
-        return Continued(
-            [*request.generated], lambda generated: self._continuations.seal(generated, fixed(), key_label)
-        )
+        return Continued([*request.generated], lambda generated: self._continuations.seal(generated, fixed(), owner))
 
     def _identity(self, loaded: LoadedText) -> str:
         """Return a text that is equal on servers whose engines can continue each other's answers."""
@@ -426,6 +424,10 @@ def _resume(text: SequenceText, formatter: Formatter, generated: tuple[int, ...]
     formatter.resume(text.feed(TokenOutput(request_id="", token_ids=list(generated))))
     if text.finish_reason is not None:
         raise InvalidRequest("the answer has ended with a stop string", code="continuation_finished")
+
+
+def _owner(usage: Usage) -> Owner:
+    return Owner(usage.key_label, usage.tenant)
 
 
 def _asked_sampling(request: GenerationRequest) -> SamplingParams:

@@ -29,7 +29,7 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFea
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedImage, EncodedSound, MediaPrompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.serving.continuation import MAX_GENERATED, MAX_LENGTH, Continuations, Fixed, given_key, own_key
+from lmi_handlers.serving.continuation import MAX_GENERATED, MAX_LENGTH, Continuations, Fixed, Owner, given_key, own_key
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -39,17 +39,18 @@ from lmi_handlers.text.tokenizer import Tokenizer
 PARAMS = SamplingParams(temperature=0.5, seed=7)
 FIXED = Fixed.of("m", PROMPT, PARAMS)
 CONTINUATIONS = Continuations(b"k" * 32, 60)
+NOBODY, TEAM = Owner(), Owner("team-a", "blue")
 
 
-def sealed(generated: Sequence[int], *, label: str = "", fixed: Fixed = FIXED) -> str:
-    token = CONTINUATIONS.seal(generated, fixed, label)
+def sealed(generated: Sequence[int], *, owner: Owner = NOBODY, fixed: Fixed = FIXED) -> str:
+    token = CONTINUATIONS.seal(generated, fixed, owner)
     assert token is not None
     return token
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))
 def test_a_token_has_what_was_generated(generated: list[int]) -> None:
-    opened = CONTINUATIONS.open(sealed(generated), "")
+    opened = CONTINUATIONS.open(sealed(generated), NOBODY)
     assert opened == (tuple(generated), FIXED)
     opened.check_model("m")
     opened.check(Fixed.of("m", PROMPT, PARAMS))
@@ -58,26 +59,28 @@ def test_a_token_has_what_was_generated(generated: list[int]) -> None:
 def test_tokens_are_short() -> None:
     ids = [number * 7919 % 128_000 for number in range(300)]
     assert len(sealed(ids)) < 1000, "of SageMaker's custom attributes, which have room for 1,024 characters"
-    assert CONTINUATIONS.seal([0] * (MAX_GENERATED + 1), FIXED, "") is None
+    assert CONTINUATIONS.seal([0] * (MAX_GENERATED + 1), FIXED, NOBODY) is None
     noise = [number * 2_654_435_761 % 2**32 for number in range(MAX_GENERATED)]
     longest = sealed(noise)
     assert len(longest) < MAX_LENGTH
-    assert CONTINUATIONS.open(longest, "").generated == tuple(noise)
+    assert CONTINUATIONS.open(longest, NOBODY).generated == tuple(noise)
 
 
 @pytest.mark.parametrize(
-    ("continuations", "label"),
+    ("continuations", "owner"),
     [
-        (Continuations(b"K" * 32, 60), ""),
-        (Continuations(None, 60), ""),
-        (CONTINUATIONS, "team-b"),
+        (Continuations(b"K" * 32, 60), TEAM),
+        (Continuations(None, 60), TEAM),
+        (CONTINUATIONS, Owner("team-b", "blue")),
+        (CONTINUATIONS, Owner("team-a", "red")),
+        (CONTINUATIONS, NOBODY),
     ],
-    ids=["another key", "no key", "another API key"],
+    ids=["another key", "no key", "another API key", "another tenant", "nobody"],
 )
-def test_tokens_of_others_are_refused(continuations: Continuations, label: str) -> None:
+def test_tokens_of_others_are_refused(continuations: Continuations, owner: Owner) -> None:
     with raises(InvalidRequest, "LMI_CONTINUATION_KEY", code="invalid_continuation"):
-        continuations.open(sealed([1, 2], label="team-a"), label)
-    assert CONTINUATIONS.open(sealed([1, 2], label="team-a"), "team-a").generated == (1, 2)
+        continuations.open(sealed([1, 2], owner=TEAM), owner)
+    assert CONTINUATIONS.open(sealed([1, 2], owner=TEAM), TEAM).generated == (1, 2)
 
 
 def test_a_token_that_was_changed_anywhere_is_refused() -> None:
@@ -86,29 +89,29 @@ def test_a_token_that_was_changed_anywhere_is_refused() -> None:
     shortened = [data[:end] for end in range(len(data))]
     for wrong in (*changed, *shortened, data + b"\0"):
         with raises(InvalidRequest, "continuation", code="invalid_continuation"):
-            CONTINUATIONS.open(base64.urlsafe_b64encode(wrong).rstrip(b"=").decode(), "")
+            CONTINUATIONS.open(base64.urlsafe_b64encode(wrong).rstrip(b"=").decode(), NOBODY)
 
 
 @given(st.one_of(st.text(), st.binary().map(lambda data: base64.urlsafe_b64encode(data).decode())))
 def test_any_text_is_refused(text: str) -> None:
     with raises(InvalidRequest, "continuation", code="invalid_continuation"):
-        CONTINUATIONS.open(text, "")
+        CONTINUATIONS.open(text, NOBODY)
 
 
 def test_a_huge_token_is_refused() -> None:
     for text in ("A" * (MAX_LENGTH + 1), "A" * MAX_LENGTH):
         with raises(InvalidRequest, "continuation", code="invalid_continuation"):
-            CONTINUATIONS.open(text, "")
+            CONTINUATIONS.open(text, NOBODY)
 
 
 def test_a_token_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     token = sealed([1])
     now = time.time()
     monkeypatch.setattr("lmi_handlers.serving.continuation.time.time", lambda: now + 58)
-    CONTINUATIONS.open(token, "")
+    CONTINUATIONS.open(token, NOBODY)
     monkeypatch.setattr("lmi_handlers.serving.continuation.time.time", lambda: now + 62)
     with raises(InvalidRequest, "expired", code="continuation_expired"):
-        CONTINUATIONS.open(token, "")
+        CONTINUATIONS.open(token, NOBODY)
 
 
 def test_none_without_the_option() -> None:
@@ -116,7 +119,7 @@ def test_none_without_the_option() -> None:
     assert not disabled.issues
     assert not Continuations(None, 60).issues
     with raises(UnsupportedFeature, "option.continuation_seconds=0", code="continuation_disabled"):
-        disabled.open(sealed([1]), "")
+        disabled.open(sealed([1]), NOBODY)
 
 
 IMAGE = MediaPrompt("<image>", images=[EncodedImage(b"png", 1, "f")])
@@ -145,7 +148,7 @@ SOUND = MediaPrompt("<audio>", sounds=[EncodedSound(b"wav", "f")])
     ],
 )
 def test_another_request_is_refused(other: Fixed, code: str) -> None:
-    opened = CONTINUATIONS.open(sealed([1]), "")
+    opened = CONTINUATIONS.open(sealed([1]), NOBODY)
     with raises(InvalidRequest, code.rpartition("_")[2], code=code):
         opened.check(other)
     with raises(InvalidRequest, "model", code="continuation_of_other_model"):
@@ -155,7 +158,7 @@ def test_another_request_is_refused(other: Fixed, code: str) -> None:
 def test_what_changes_no_text_may_change() -> None:
     """A stream in LMI's API has log probabilities, and a document has none."""
     changed = msgspec.structs.replace(PARAMS, logprobs=5, prompt_logprobs=1, prompt_lookup_num_tokens=3)
-    CONTINUATIONS.open(sealed([1]), "").check(Fixed.of("m", PROMPT, changed))
+    CONTINUATIONS.open(sealed([1]), NOBODY).check(Fixed.of("m", PROMPT, changed))
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -203,6 +203,36 @@ def test_the_tools_continue_by_themselves(cutting: Server, other: Server, tmp_pa
     assert "continuation" in json.loads(once)
 
 
+@pytest.mark.parametrize("identities", [["a"] * 9, list("abcdefghi")], ids=["one for all parts", "another for each"])
+def test_parts_of_requests_with_an_identity(cutting: Server, identities: list[str]) -> None:
+    """The seed that the server chooses depends on it. A retry of a part is one of that part."""
+    body: dict[str, Any] = {"inputs": TEXT, "parameters": {"max_new_tokens": 500, "do_sample": True}}
+    text = ""
+    for identity in identities:
+        headers = {"Idempotency-Key": f"{len(set(identities))} {identity}"}
+        while (answer := cutting.invoke(body, path="/generate", headers=headers)).status_code == 504:
+            pass
+        document = answer.json()
+        text += document["generated_text"]
+        if "continuation" not in document:
+            break
+        body["continuation"] = document["continuation"]
+    assert text == TEXT
+
+
+def test_a_token_is_its_clients_own(tmp_path: Path, start_server: StartServer) -> None:
+    (tmp_path / "keys").write_text("team-a first-key\nteam-b second-key\n")
+    server = start_server(DEADLINES, "--api-key-file", str(tmp_path / "keys"), environ=KEY)
+    path, body = CASES["lmi"]
+    statuses = []
+    for key in ("first-key", "second-key", "first-key"):
+        while (answer := server.invoke(body, path=path, headers={"x-api-key": key})).status_code == 504:
+            pass
+        statuses.append(answer.status_code)
+        body = {**body, "continuation": body.get("continuation") or shown(answer.content).continuation}
+    assert statuses == [200, 424, 200]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["scheduler", "openvino"])
 def test_engines_continue_at_any_token(engine: str, tiny_llama: Path, start_server: StartServer) -> None:
