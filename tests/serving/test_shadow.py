@@ -15,10 +15,11 @@ import pytest
 import requests
 from engine_thread import Engine
 from facts import raises, says
+from model_store import StoreServer
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server, StartServer
 from tokenizers import Tokenizer, models
-from waiting import Watch, wait_until
+from waiting import Watch, still_running, wait_until
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -323,11 +324,16 @@ def figures(server: Server) -> dict[str, float]:
     """The shadow's series that are not zero."""
     page = requests.get(f"{server.url}/metrics", headers={"Connection": "close"}, timeout=60).text
     return {
-        " ".join([sample.name.removeprefix("lmi_shadow_"), *sample.labels.values()]): sample.value
+        " ".join([sample.name.removeprefix("lmi_shadow_"), *_without_engine(sample.labels)]): sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
         if sample.name.startswith("lmi_shadow_") and "seconds" not in sample.name and sample.value
     }
+
+
+def _without_engine(labels: dict[str, str]) -> list[str]:
+    """With several models, all series name the model and an engine, which is 0."""
+    return [value for name, value in labels.items() if name != "engine"]
 
 
 def requests_of(server: Server) -> float:
@@ -376,6 +382,29 @@ def test_equal_engines_agree_and_answers_are_what_they_were(
     lines = [json.loads(line) for line in server.log.splitlines() if '"compared with the shadow"' in line]
     assert {line["agreement"] for line in lines} == {1.0}
     assert {line["divergence"] for line in lines} == {0.0}
+    process = shadow_process(server)
+    assert process is not None
+    server.stop()
+    assert still_running([process]) == []
+
+
+def test_a_model_of_several_has_its_own_shadow(tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "serving.properties").write_text(ECHO)
+    models = {"plain": ECHO, "shadowed": f"{ECHO}option.shadow_model={shadow}\noption.shadow_share=1\n"}
+    server = StoreServer(tmp_path / "server", models)
+    try:
+        server.wait_ready()
+        wait_until(lambda: server.generate("shadowed").ok and "answers_total shadowed compared" in figures(server))
+        assert server.generate("plain").ok
+        assert not any("plain" in name for name in figures(server))
+        (process,) = [engine for engine in server.engines() if engine.nice() == 19]
+        assert server.ask("DELETE", "/models/shadowed").ok
+        assert still_running([process]) == []
+        assert server.generate("plain").ok
+    finally:
+        server.stop()
 
 
 def test_a_shadow_that_dies_hangs_or_does_not_load_changes_nothing(start_server: StartServer, tmp_path: Path) -> None:
