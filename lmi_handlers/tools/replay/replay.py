@@ -142,7 +142,10 @@ class Replay:
 
     def _compared(self, request: Recorded, expected: Reply, timed: Timed) -> Comparison:
         recorded_text = _text(expected)
-        sampled = not self._compare_sampled and bool(recorded_text) and is_sampled(request.body)
+        is_generated = bool(
+            recorded_text or told(expected).finish_reason
+        )  # tool calls have no text; embeddings have neither
+        sampled = not self._compare_sampled and is_generated and is_sampled(request.body)
         found = compare(expected, timed.reply, sampled=sampled, volatile=self._volatile)
         if found.kind is not Kind.TEXT:
             return found

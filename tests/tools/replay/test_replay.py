@@ -237,6 +237,35 @@ def test_a_model_scores_texts(tiny_server: Server) -> None:
     assert ["nats" in outcome.detail for outcome in found] == [True] * 2
 
 
+class Fixed(Target):
+    """A server with one answer."""
+
+    def __init__(self, answer: str) -> None:
+        self._answer = answer
+
+    def ask(self, recorded: Recorded) -> Timed:
+        return Timed(Reply(200, "application/json", self._answer.encode()), 0.0)
+
+
+CALL = '{"choices":[{"message":{"content":null,"tool_calls":[{"arguments":"%s"}]},"finish_reason":"tool_calls"}]}'
+EMBEDDING = '{"data":[{"embedding":[%s,0.5]}]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "kind"),
+    [
+        ('{"messages":[]}', CALL, "form"),
+        ('{"messages":[],"seed":1}', CALL, "values"),
+        ('{"input":"x"}', EMBEDDING, "values"),
+    ],
+)
+def test_drawn_answers_are_those_that_are_generated(body: str, answer: str, kind: str) -> None:
+    expected = Reply(200, "application/json", (answer % 1).encode())
+    request = Recorded(place="a", body=body.encode(), content_type="application/json", answer=expected)
+    (found,) = Replay(Fixed(answer % 2)).outcomes([request], Pace(1))
+    assert found.kind == kind
+
+
 class Scoring(Target):
     """A server that says "one three", and gives "two" in its place the log probability `old`."""
 
