@@ -75,6 +75,14 @@ class FormatterContract:
         assert b"the engine failed" in record, "error must return a record with the error's message"
         assert record.endswith(b"\n"), "a record must end with a newline, which is sent with it"
 
+    def test_continuation(self, formatter: Formatter) -> None:
+        """An answer that continues another one only has the rest of the text."""
+        first, *others = deltas()
+        formatter.resume(first)
+        chunks = [formatter.feed(delta) for delta in others]
+        texts = [self.text(chunk) for chunk in (*chunks, formatter.finish()) if chunk]
+        assert "".join(texts) == "".join(PIECES[1:]), "resume must not show the text so far, which the client has"
+
     def test_keep_alive(self, formatter: Formatter) -> None:
         """A stream may be silent before its first text and after it."""
         if not formatter.streams:

@@ -122,11 +122,25 @@ class HalfComment(JsonLinesFormatter):
         return b": still here"
 
 
+class Repeats(JsonLinesFormatter):
+    earlier = b""
+
+    def resume(self, delta: TextDelta) -> None:
+        super().resume(delta)
+        self.earlier = super().feed(delta)
+
+    def feed(self, delta: TextDelta) -> bytes:
+        earlier, self.earlier = self.earlier, b""
+        return earlier + super().feed(delta)
+
+
 def test_counters_for_a_formatter_that_another_one_wraps() -> None:
     outer, inner = new_formatter(JsonFormatter), new_formatter(JsonFormatter)
     outer.prompt_tokens, outer.cached_tokens, outer.truncated = (3,), 2, "response_deadline"
+    outer.continuation = "token"
     outer.tell(inner)
     assert (inner.prompt_tokens, inner.cached_tokens, inner.truncated) == ((3,), 2, "response_deadline")
+    assert inner.continuation == "token"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +152,7 @@ def test_counters_for_a_formatter_that_another_one_wraps() -> None:
         (EarlyDocument, "test_records", "feed streams false"),
         (AlwaysText, "test_empty_answer", "no text"),
         (SilentError, "test_error", "return record error's"),
+        (Repeats, "test_continuation", "resume text client has"),
         (HalfComment, "test_keep_alive", "record end newline"),
     ],
 )
