@@ -184,6 +184,9 @@ class AdapterManager:
         if known != registered:
             with changing(self._runtime_dir) as adapters:
                 adapters[name] = known
+        if self._formatters is not None and not known.is_own:
+            # Their process may have been started again meanwhile, before it could read of the adapter in the registry.
+            self._formatters.load(name, Path(known.folder), known.version)
 
     def _add(
         self, name: str, wanted: RegisteredAdapter, run: Callable[[Callable[[], None]], object]

@@ -68,6 +68,11 @@ def test_formatters_come_and_go_with_their_adapter(server: Server, store: Path) 
     server.supervised(PROCESS).kill()
     wait_until(lambda: server.invoke(BODY | {"adapters": "a"}).status_code == 200)
     assert formatted_by(server) == {"first"}
+    ready = server.log.count("engine ready")
+    server.engine().kill()
+    wait_until(lambda: server.log.count("engine ready") > ready, timeout=120)
+    server.wait_ready()
+    assert formatted_by(server) == {"first"}
     replaced = manage(server, "PUT", "/adapters/a", json=adapter(store, "second", "second"))
     assert replaced.status_code == 200
     assert formatted_by(server) == {"second"}

@@ -162,6 +162,26 @@ def test_s3_that_does_not_answer_or_has_no_adapter(
         pass
 
 
+def test_formatters_need_an_option_and_are_forbidden_in_secure_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    script = tmp_path / "model.py"
+    script.write_text("from djl_python.output_formatter import output_formatter\n\n@output_formatter\ndef f(o): ...\n")
+    with raises(InvalidRequest, "formatters model.py option.adapter_formatters"), sources(tmp_path).open(str(tmp_path)):
+        pass
+    with sources(tmp_path, adapter_formatters=True).open(str(tmp_path)) as folder:
+        assert folder == tmp_path
+    monkeypatch.setenv("SAGEMAKER_SECURE_MODE", "true")
+    monkeypatch.setenv("SAGEMAKER_SECURITY_CONTROLS", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS")
+    with (
+        raises(InvalidRequest, f"{script} forbidden DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
+        sources(tmp_path, adapter_formatters=True).open(str(tmp_path)),
+    ):
+        pass
+
+
 def test_archives_beside_the_model(cache: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     (model / "adapters" / "english").mkdir(parents=True)

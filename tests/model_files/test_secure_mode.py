@@ -82,6 +82,11 @@ def test_files_are_forbidden_by_their_control_only(model_dir: Path, name: str) -
     assert not any("secure mode" in error for error in errors(model_dir, others))
 
 
+def test_adapters_may_not_bring_formatters(model_dir: Path) -> None:
+    (model_dir / "serving.properties").write_text(f"{ECHO}option.enable_lora=true\noption.adapter_formatters=true\n")
+    assert any("option.adapter_formatters" in error and "in secure mode" in error for error in errors(model_dir))
+
+
 def test_links_hide_nothing(model_dir: Path, tmp_path: Path) -> None:
     hidden = tmp_path / "elsewhere"
     hidden.mkdir()
