@@ -54,15 +54,17 @@ def parse_attributes(text: str) -> dict[str, str]:
 
 
 def render_attributes(attributes: Mapping[str, str]) -> str:
-    """Return the value of a header, `key=value;key2=value2`: only printable ASCII, and whole pairs as far as they fit."""
+    """Return the value of a header, `key=value;key2=value2`: only printable ASCII, and whole pairs.
+
+    A pair that does not fit after those before it is left out.
+    """
     pairs: list[str] = []
     length = -1
     for key, value in attributes.items():
         pair = _CANNOT_ECHO.sub("?", f"{key}={value}")
-        length += 1 + len(pair)
-        if length > MAX_LENGTH:
-            break
-        pairs.append(pair)
+        if length + 1 + len(pair) <= MAX_LENGTH:
+            length += 1 + len(pair)
+            pairs.append(pair)
     return ";".join(pairs)
 
 

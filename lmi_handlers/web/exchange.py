@@ -81,6 +81,7 @@ class Exchange:
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
         self._own_attributes: dict[str, str] = {}
+        self._receipt: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
         self._continuation: str | None = None  # of the custom attributes
         self._path = request.path if self.explains is None else EXPLAIN_PATH
@@ -129,12 +130,14 @@ class Exchange:
 
     def _add_receipt(self, *, complete: bool) -> None:
         """Tell the client what its request has cost, if that is wanted."""
-        self._add_attributes(receipt_attributes(self.usage, complete=complete) if self._model.receipts else {})
+        if self._model.receipts:
+            self._receipt = receipt_attributes(self.usage, complete=complete)
+            self._add_attributes({})
 
     def _add_attributes(self, attributes: Mapping[str, str]) -> None:
         """Add custom attributes of ours to the answer, the only headers for clients that SageMaker passes on."""
         self._own_attributes.update(attributes)
-        if shown := {**self._own_attributes, **self._attributes, **self._to_continue}:
+        if shown := {**self._own_attributes, **self._attributes, **self._to_continue, **self._receipt}:
             self.headers[CUSTOM_ATTRIBUTES] = render_attributes(shown)
 
     def name_ignored(self, names: tuple[str, ...]) -> None:

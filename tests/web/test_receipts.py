@@ -160,3 +160,5 @@ def test_the_longest_receipt_fits() -> None:
     attributes = receipt_attributes(usage, complete=True)
     assert parse_attributes(render_attributes(attributes)) == attributes
     assert len(render_attributes(attributes)) < MAX_LENGTH / 2
+    beside = {"trace": "7", "long": "x" * MAX_LENGTH, **attributes}
+    assert parse_attributes(render_attributes(beside)) == {"trace": "7", **attributes}
