@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
+import os
+import threading
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -18,9 +21,15 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 
 logger = logging.getLogger(__name__)
 
+_WRITING = threading.Lock()
+"""Each web worker has files of its own, and its threads write one line after another."""
+
 
 class DataCapture:
-    """Writes a line for each 2xx answer. Each web worker has a file per hour, below the endpoint and its variant."""
+    """Writes a line for each 2xx answer. Each web worker has a file per hour, below the endpoint and its variant.
+
+    The files grow as long as there are requests. Only their owner can read them, because prompts may be private.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,13 +69,14 @@ class CapturedRequest:
         self._metadata = {name: value for name, value in metadata.items() if value is not None}
 
     def write(self, content_type: str, answer: bytes) -> None:
-        """Write the request and its answer. A failure is logged."""
+        """Write the request and its answer, or nothing of them. A failure is logged."""
         captured = {"endpointInput": self._input, "endpointOutput": _data(answer, content_type, "OUTPUT")}
         record = {"captureData": captured, "eventMetadata": self._metadata, "eventVersion": "0"}
+        line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab") as lines:
-                lines.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            with _WRITING, open(self._file, "ab", buffering=0, opener=_private) as file:
+                _append(file, line)
         except OSError as error:
             logger.warning("Data Capture: cannot write %s: %s", self._file, error.strerror)
 
@@ -80,6 +90,22 @@ class CapturedRequest:
             yield chunk
         if size <= MAX_BODY:
             self.write(content_type, b"".join(parts))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    """Write a line. What a full disk has taken of it is removed, because the next line would go on there."""
+    end = file.seek(0, io.SEEK_END)
+    try:
+        written = 0
+        while written < len(line):
+            written += file.write(line[written:])
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def _data(data: bytes, content_type: str, mode: str) -> dict[str, str]:

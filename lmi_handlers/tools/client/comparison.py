@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -26,16 +27,20 @@ VOLATILE = (
 _CONTEXT = 60
 _LONGEST_VALUE = 80
 _ROUNDING = 1e-2
-"""Largest difference of two numbers that may come from rounding, relative to the larger one or to 1."""
+"""Largest difference of two numbers that may come from rounding, relative to the larger one or to 1.
+
+For lists of numbers, such as embeddings, it is that of the vectors: many small differences are a large one together.
+"""
 
 
 class Kind(str, Enum):
     """How an answer differs from the expected one, from the least difference to the greatest.
 
     `EQUAL` is byte for byte, but for volatile fields. `FORM` is the same format, and no more was compared, because the text
-    was sampled. `ROUNDING` is for numbers that are almost equal, and for a text that goes on with a token that was almost
-    as probable. `VALUES` is the same text, with other values in the same fields: a finish reason, a count, or the records
-    that it is split into. `FORMAT` is for other fields, types or framing, and for the same document written differently.
+    was sampled; but if there is no text any more, that is another text. `ROUNDING` is for numbers that are almost equal,
+    and for a text that goes on with a token that was almost as probable. `VALUES` is the same text, with other values in
+    the same fields: a finish reason, a count, or the records that it is split into. `FORMAT` is for other fields, types or
+    framing, and for the same document written differently.
     """
 
     EQUAL = "equal"
@@ -86,7 +91,7 @@ def compare(
     if expected.status != received.status:
         kind, detail = Kind.STATUS, f"status {expected.status}, now {received.status}"
     elif types[0] != types[1]:
-        kind, detail = Kind.FORMAT, f"content type {types[0]}, now {types[1] or 'none'}"
+        kind, detail = Kind.FORMAT, f"content type {_cut(types[0])}, now {_cut(types[1]) or 'none'}"
     else:
         kind, detail = _classified(expected.body, received.body, types[0], masks, sampled=sampled)
     return Comparison(kind=kind, detail=detail, but_for=old.different(new), **around)
@@ -101,13 +106,13 @@ def _classified(
         if (old is None) != (new is None):
             return Kind.FORMAT, f"{'not ' if old is None else ''}JSON, now {'not ' if new is None else ''}JSON"
         texts = expected.decode(errors="replace"), received.decode(errors="replace")
-        return (Kind.FORM, "") if sampled else (Kind.TEXT, _parting(*texts))
+        return _sampled(*texts) if sampled else (Kind.TEXT, _parting(*texts))
     mine, other = AnswerFormat.of(expected, old, content_type), AnswerFormat.of(received, new, content_type)
     if difference := mine.difference(other):
         return Kind.FORMAT, difference
-    if sampled:
-        return Kind.FORM, ""
     texts = text_of(old), text_of(new)
+    if sampled:
+        return _sampled(*texts)
     if texts[0] != texts[1]:
         return Kind.TEXT, _parting(*texts)
     if len(old) != len(new):
@@ -115,11 +120,15 @@ def _classified(
     return _values(old, new, masks)
 
 
+def _sampled(old: str, new: str) -> tuple[Kind, str]:
+    return (Kind.TEXT, "there is no text any more") if old and not new else (Kind.FORM, "")
+
+
 def _values(old: list[Any], new: list[Any], masks: _Masks) -> tuple[Kind, str]:
     """Compare documents of the same format and text."""
     almost = ""
     for path, mine, other in differences(old, new, masks.names):
-        detail = f"{path} was {_shown(mine)}, now {_shown(other)}"
+        detail = f"{path} {_change(mine, other)}"
         if not _almost_equal(mine, other):
             return Kind.VALUES, detail
         almost = almost or detail
@@ -176,7 +185,10 @@ def first_difference(old: bytes, new: bytes) -> int | None:
 def differences(
     old: list[Any], new: list[Any], volatile: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path and both values of each leaf that differs in two lists of documents, without the `volatile` fields."""
+    """Yield the path and both values of each leaf that differs in two lists of documents, without the `volatile` fields.
+
+    Two vectors of the same length are leaves.
+    """
     roots = ["$"] if len(old) == 1 else [f"record {number + 1}: $" for number in range(len(old))]
     rest = [(*each, 0) for each in zip(roots, old, new, strict=False)][::-1]
     while rest:
@@ -187,7 +199,7 @@ def differences(
                 for name in {**mine, **other}
                 if not _is_volatile(name, mine.get(name), volatile)
             ]
-        elif depth < MAX_DEPTH and isinstance(mine, list) and isinstance(other, list):
+        elif depth < MAX_DEPTH and isinstance(mine, list) and isinstance(other, list) and not _are_vectors(mine, other):
             pairs = itertools.zip_longest(mine, other)
             inner = [(f"{path}[{number}]", *pair, depth + 1) for number, pair in enumerate(pairs)]
         else:
@@ -208,15 +220,35 @@ def _same(mine: Any, other: Any) -> bool:
         return False
 
 
-def _almost_equal(mine: Any, other: Any) -> bool:
-    numbers = isinstance(mine, float) or isinstance(other, float)
-    if not numbers or not isinstance(mine, int | float) or not isinstance(other, int | float):
+def _are_vectors(mine: Any, other: Any) -> bool:
+    """Whether both are lists of as many numbers, not all of them whole: these are tokens, for example."""
+    if not isinstance(mine, list) or not isinstance(other, list) or len(mine) != len(other):
         return False
-    return abs(mine - other) <= _ROUNDING * max(1.0, abs(mine), abs(other))
+    kinds = {*map(type, mine), *map(type, other)}
+    return float in kinds and kinds <= {int, float}
+
+
+def _almost_equal(mine: Any, other: Any) -> bool:
+    old, new = (mine, other) if _are_vectors(mine, other) else ([mine], [other])
+    if not _are_vectors(old, new):
+        return False
+    try:
+        return math.dist(old, new) <= _ROUNDING * max(1.0, math.hypot(*old), math.hypot(*new))
+    except OverflowError:  # a whole number that no float can be
+        return False
+
+
+def _change(mine: Any, other: Any) -> str:
+    if _are_vectors(mine, other):
+        return f"is another vector of {len(mine)} numbers"
+    return f"was {_shown(mine)}, now {_shown(other)}"
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return _cut(repr(value) if isinstance(value, str | int | float | None) else type(value).__name__)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 

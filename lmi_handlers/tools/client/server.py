@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,6 +27,10 @@ CHUNK = 1 << 16
 """Maximum number of bytes that are read at a time."""
 
 _LONGEST_CAUSE = 4096
+
+
+class Unreachable(CallRefused):
+    """The server takes no connection."""
 
 
 class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,12 +99,18 @@ def invoke_url(
 
 @contextmanager
 def open_url(
-    url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
+    url: str,
+    invocation: InvokeRequest,
+    api_key: str | None,
+    *,
+    route: str | None = None,
+    method: str = "POST",
+    limit: float | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
     """Ask a server with the headers that SageMaker would send, and yield its answer of any status.
 
     The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
-    Raises `CallRefused` if there is no answer, or `ConfigError`.
+    Raises as `asked` does, and `ConfigError`.
     """
     server = ServerUrl.parse(url)
     headers = {f"{_PREFIX}{_header(name)}": value for name, value in invocation.parameters.items()} | {
@@ -111,24 +123,77 @@ def open_url(
     path = server.path + route if route is not None else server.path or "/invocations"
     if server.query:
         path += f"?{server.query}"
-    with _explained(url):
-        connection = server.connection(_CONNECT_SECONDS)
-    with closing(connection):
-        with _explained(url):
-            connection.connect()
-            connection.sock.settimeout(_TIMEOUT_SECONDS)
-            connection.request(method, path, invocation.body, headers)
-            response = connection.getresponse()
+    with asked(server, method, path, invocation.body, headers, target=url, limit=limit) as response:
         yield response
 
 
 @contextmanager
-def _explained(target: str) -> Iterator[None]:
+def asked(
+    server: ServerUrl,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    *,
+    target: str,
+    limit: float | None = None,
+) -> Iterator[http.client.HTTPResponse]:
+    """Send a request, and yield the answer. Redirections are not followed, so `headers` go to this server only.
+
+    The answer must end within `limit` seconds, however often the server sends a byte; without a limit, the server must
+    not be silent for 10 minutes. Raises `Unreachable`, or `CallRefused`, which name the `target`.
+    """
+    silence = _TIMEOUT_SECONDS if limit is None else limit
+    with _explained(target, Unreachable):
+        connection = server.connection(min(silence, _CONNECT_SECONDS))
+    with closing(connection):
+        with _explained(target, Unreachable):
+            connection.connect()
+        connection.sock.settimeout(silence)
+        with _ended_after(connection.sock, limit, target):
+            with _explained(target):
+                connection.request(method, path, body, dict(headers))
+                response = connection.getresponse()
+            yield response
+
+
+@contextmanager
+def _ended_after(sock: socket.socket, limit: float | None, target: str) -> Iterator[None]:
+    """End a connection after `limit` seconds. Raises `CallRefused` if that was so, also where reading found just an end."""
+    if limit is None:
+        yield
+        return
+    expired = threading.Event()
+
+    def end() -> None:
+        expired.set()
+        with suppress(OSError):  # it has just ended by itself
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit, end)
+    timer.daemon = True
+    timer.start()
+    cause = None
+    try:
+        yield
+    except CallRefused as error:
+        if not expired.is_set():
+            raise
+        cause = error
+    finally:
+        timer.cancel()
+        timer.join()
+    if expired.is_set():
+        raise CallRefused(f"{redacted(target)}: the answer has no end after {limit:g} s") from cause
+
+
+@contextmanager
+def _explained(target: str, kind: type[CallRefused] = CallRefused) -> Iterator[None]:
     """Raise errors of the connection as `CallRefused`. A `ValueError` is a header that cannot be sent."""
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise CallRefused(f"{target}: {error or type(error).__name__}") from error
+        raise kind(f"{redacted(target)}: {error or type(error).__name__}") from error
 
 
 def parts_of(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
@@ -140,7 +205,9 @@ def parts_of(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]
             break
         yield part
     if response.length:  # http.client checks only chunked bodies
-        raise CallRefused(f"{target}: the connection ended {response.length} bytes before the end of the answer")
+        raise CallRefused(
+            f"{redacted(target)}: the connection ended {response.length} bytes before the end of the answer"
+        )
 
 
 def _header(name: str) -> str:

@@ -88,9 +88,12 @@ def conform(
         "model": target.model,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    if json_file is not None:
-        json_file.write_bytes(as_json(found, about))
-    if page_file is not None:
-        page_file.write_text(as_page(found, about), encoding="utf-8")
+    try:
+        if json_file is not None:
+            json_file.write_bytes(as_json(found, about))
+        if page_file is not None:
+            page_file.write_text(as_page(found, about), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the results could not be written: {error}") from error
     if not all(result.conforms for result in found):
         sys.exit(1)

@@ -18,6 +18,7 @@ Verdict = Literal["conforms", "differs", "not spoken", "error"]
 
 _LONGEST_CAUSE = 300
 _NOT_SPOKEN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+_NOT_LET_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -35,7 +36,9 @@ def judge(expected: Reference, reply: Received) -> Finding:
 
 
 def _same_status(expected: int | str, status: int) -> bool:
-    return f"{status // 100}xx" == expected if isinstance(expected, str) else status == expected
+    if isinstance(expected, int):
+        return status == expected
+    return f"{status // 100}xx" == expected and status not in (*_NOT_SPOKEN, *_NOT_LET_IN)  # these refuse any request
 
 
 def _of_status(expected: int | str, reply: Received) -> Finding:
@@ -45,7 +48,7 @@ def _of_status(expected: int | str, reply: Received) -> Finding:
     found = f"status {reply.status} instead of {expected}" + (f": {cause[:_LONGEST_CAUSE]}" if cause else "")
     if reply.status in _NOT_SPOKEN:
         return Finding("not spoken", found)
-    is_error = reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.UNAUTHORIZED
+    is_error = reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status in _NOT_LET_IN
     return Finding("error" if is_error else "differs", found)
 
 

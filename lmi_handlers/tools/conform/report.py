@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import msgspec
 
+from lmi_handlers.tools.client.page import html_page, html_text
 from lmi_handlers.tools.conform.run import ApiResult, FeatureResult
 
 _LABELS: Mapping[str, str] = {
@@ -17,9 +18,7 @@ _LABELS: Mapping[str, str] = {
     "error": "error",
 }
 _WIDTH = 28
-_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-:root { color-scheme: light dark } table { border-collapse: collapse; width: 100% } caption { text-align: left }
-th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid #8884 }
+_STYLE = """table { width: 100% } caption { text-align: left }
 td { overflow-wrap: anywhere } .conforms { color: #2a8a3e } .differs { color: #b26a00 } .error { color: #c62828 }"""
 
 
@@ -35,27 +34,26 @@ def as_json(results: Sequence[ApiResult], about: Mapping[str, Any]) -> bytes:
     """Return everything that was found."""
     found = {result.api: {"conforms": result.conforms, **msgspec.to_builtins(result)} for result in results}
     document = {**about, "conforms": all(result.conforms for result in results), "apis": found}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return (
+        json.dumps(document, indent=2).encode() + b"\n"
+    )  # msgspec takes no halves of surrogate pairs, as servers write
 
 
 def as_page(results: Sequence[ApiResult], about: Mapping[str, Any]) -> str:
     """Return the page."""
-    given = "".join(f"<tr><th>{escape(name)}<td>{escape(str(value))}" for name, value in about.items())
+    given = "".join(f"<tr><th>{html_text(name)}<td>{html_text(value)}" for name, value in about.items())
     tables = "".join(
-        f"<h2>{escape(result.api)}</h2><table><caption>{escape(result.reference)}</caption>"
+        f"<h2>{html_text(result.api)}</h2><table><caption>{html_text(result.reference)}</caption>"
         f"{''.join(map(_row, result.features))}</table>"
         for result in results
     )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>lmi conform</title>'
-        f"<style>{_STYLE}</style><h1>lmi conform</h1><table>{given}</table>{tables}</html>\n"
-    )
+    return html_page("lmi conform", _STYLE, f"<h1>lmi conform</h1><table>{given}</table>{tables}")
 
 
 def _row(feature: FeatureResult) -> str:
     cells = (_counts(feature), _detail(feature).removeprefix(": "))
-    texts = "".join(f"<td>{escape(text)}" for text in cells)
-    return f'<tr><th>{escape(feature.feature)}<td class="{feature.verdict}">{escape(_label(feature))}{texts}'
+    texts = "".join(f"<td>{html_text(text)}" for text in cells)
+    return f'<tr><th>{html_text(feature.feature)}<td class="{feature.verdict}">{html_text(_label(feature))}{texts}'
 
 
 def _label(feature: FeatureResult) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from lmi_handlers.tools.client.errors import CallRefused
-from lmi_handlers.tools.client.server import ServerUrl
-from lmi_handlers.tools.conform.exchange import ExchangeFailed, Received, exchange
+from lmi_handlers.tools.client.server import ServerUrl, Unreachable
+from lmi_handlers.tools.conform.exchange import Received, exchange
 from lmi_handlers.tools.conform.judge import Finding, Verdict, judge
 from lmi_handlers.tools.conform.vectors import Vector, api, body_for
 
@@ -71,21 +71,19 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Received:
-        """Send a request with the key. Raises `ExchangeFailed`."""
+        """Send a request with the key. Raises `CallRefused`."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
         return exchange(self.server, method, path, body, {**headers, **key}, self.seconds)
 
 
 def model_of(target: Target) -> str:
-    """Return the name of the first model that the server lists, or a name that stands for any. Raises `CallRefused`."""
+    """Return the name of the first model that the server lists, or a name that stands for any. Raises `Unreachable`."""
     try:
         reply = target.send("GET", "/v1/models", None, {})
         listed = msgspec.json.decode(reply.body, type=_Models)
-    except ExchangeFailed as error:
-        if error.unreachable:
-            raise CallRefused(str(error)) from error
-        return _DEFAULT_MODEL
-    except (msgspec.DecodeError, RecursionError):
+    except Unreachable:
+        raise
+    except (CallRefused, msgspec.DecodeError, RecursionError):
         return _DEFAULT_MODEL
     return listed.data[0].id if listed.data else _DEFAULT_MODEL
 
@@ -134,7 +132,7 @@ def _sent(target: Target, vector: Vector, body: bytes | None) -> CaseResult:
         data = None if body is None else body_for(body, target.model)
         reply = target.send(vector.method, vector.path, data, vector.headers)
         finding = judge(vector.answer, reply)
-    except ExchangeFailed as error:
+    except CallRefused as error:
         finding = Finding("error", str(error))
     return CaseResult(
         case=vector.case,

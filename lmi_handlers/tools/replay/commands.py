@@ -66,7 +66,7 @@ def replay(**given: Any) -> None:
         raise click.UsageError("exactly one of --model-dir, --url and --endpoint-name is needed")
     try:
         go = run(ReplayOptions(**given))
-    except (LMIError, CallRefused) as error:
+    except (LMIError, CallRefused, OSError) as error:
         for line in str(error).splitlines():
             tell("error", line)
         sys.exit(_CANNOT)

@@ -93,7 +93,8 @@ def recorded_requests(files: list[InputFile]) -> Iterator[Recorded | Broken]:
     for name in named:
         if (found := _ANSWER.fullmatch(name)) and found["type"] in _TYPES:
             answers[found["name"]] = (name, int(found["status"] or 200), _TYPES[found["type"]])
-    taken = {name for name, _, _ in answers.values()}
+    asked = {found["name"] for name in named if (found := _REQUEST.fullmatch(name)) and found["type"] in _TYPES}
+    taken = {answers[name][0] for name in answers.keys() & asked}
     for name, file in named.items():
         if name in taken:
             continue
@@ -103,7 +104,8 @@ def recorded_requests(files: list[InputFile]) -> Iterator[Recorded | Broken]:
             elif len(files) == 1 or name.endswith(_LINES):
                 yield from _of_lines(file)
             else:
-                yield Broken(name, f"the name does not end with {_LINES[0]}, .request.json or .answer.json")
+                cause = f"not {_LINES[0]}, nor .request.json, nor an .answer.json to one"
+                yield Broken(name, cause)
         except (OSError, EOFError, zlib.error, _Unreadable) as error:
             yield Broken(name, str(error))
 

@@ -29,11 +29,18 @@ from lmi_handlers.tools.replay.sampling import is_sampled
 from lmi_handlers.tools.replay.scoring import NotScored, log_probability_gap
 from lmi_handlers.tools.replay.targets import NoAnswer, Target, Timed
 
+_LONGEST = 200
+"""Characters of what an answer says about itself that are kept."""
+
 FAILED, UNRECORDED, BROKEN = "failed", "unrecorded", "broken"
 """Outcomes of requests that nothing is compared for: no complete answer, none in the recording, and not readable."""
 
 _MARGIN = 0.1
 """Nats by which the recorded token may be less probable than the one of the server, if a text parts by rounding."""
+
+
+_LONGEST_PAUSE = 1e8
+"""Seconds between two requests, whatever the recording says: `time.sleep` takes no infinite ones."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +154,7 @@ class Replay:
         )  # tool calls have no text; embeddings have neither
         sampled = not self._compare_sampled and is_generated and is_sampled(request.body)
         found = compare(expected, timed.reply, sampled=sampled, volatile=self._volatile)
-        if found.kind is not Kind.TEXT:
+        if found.kind is not Kind.TEXT or sampled:
             return found
         try:
             gap = log_probability_gap(request, (recorded_text, _text(timed.reply)), self._ask)
@@ -179,7 +186,7 @@ class _Clock:
         if self._first is None:
             self._first, self._began = recorded, time.monotonic()
         due = self._began + (recorded - self._first) / self._speed
-        time.sleep(max(0.0, due - time.monotonic()))
+        time.sleep(min(max(0.0, due - time.monotonic()), _LONGEST_PAUSE))
 
 
 def told(reply: Reply) -> Told:
@@ -187,9 +194,9 @@ def told(reply: Reply) -> Told:
     documents = records(reply.body, reply.content_type or "application/json") or []
     return Told(
         status=reply.status,
-        content_type=reply.content_type,
+        content_type=reply.content_type[:_LONGEST],
         bytes=len(reply.body),
-        finish_reason=finish_reason_of(documents),
+        finish_reason=finish_reason_of(documents)[:_LONGEST],
         tokens=_tokens(documents, streams=media_type(reply.content_type) in STREAMS),
     )
 

@@ -27,8 +27,8 @@ MEANINGS: Mapping[str, str] = {
 }
 """The outcomes of requests, and what they mean."""
 
-_ALLOWED = {Kind.FORM.value: "100%", Kind.ROUNDING.value: "100%", UNRECORDED: "100%", BROKEN: "100%"}
-"""Thresholds of outcomes that say nothing against a move. The others' are 0."""
+_ALLOWED = {Kind.FORM.value: "100%", Kind.ROUNDING.value: "100%", UNRECORDED: "100%"}
+"""Thresholds of outcomes that say nothing against a move. The others' are 0: nobody knows what a broken line says."""
 
 MOST_SHOWN = 500
 """Outcomes that are kept for people to read."""

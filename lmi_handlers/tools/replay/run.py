@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -50,7 +51,10 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: ReplayOptions) -> bool:
-    """Replay, print the report and write the files. Returns whether it is a go. Raises `LMIError` or `CallRefused`."""
+    """Replay, print the report and write the files. Returns whether it is a go.
+
+    Raises `LMIError`, `CallRefused`, or `OSError` if a report cannot be written.
+    """
     collector = Collector(parse_thresholds(options.allow))
     files = input_files(options.source)
     if not files:
@@ -58,17 +62,22 @@ def run(options: ReplayOptions) -> bool:
     default = _CONCURRENCY if options.speed is None else _MOST_AT_A_TIME
     pace = Pace(options.concurrency or default, options.speed)
     arguments = _arguments(options)
-    with _target(options) as target, _document(options.json_file, arguments) as document:
+    with (
+        _new_file("--json", options.json_file) as json_file,
+        _new_file("--page", options.page_file) as page_file,
+        _target(options) as target,
+    ):
+        document = _Document(json_file, arguments)
         replay = Replay(target, ignored=options.ignore, compare_sampled=options.compare_sampled)
         for outcome in replay.outcomes(recorded_requests(files), pace):
             collector.add(outcome)
             document.add(outcome)
         summary = collector.summary()
         document.end(summary)
-    for line in lines(summary, collector.shown):
-        show(line)
-    if options.page_file is not None:
-        options.page_file.write_text(as_page(summary, collector.shown, arguments), encoding="utf-8")
+        if page_file is not None:
+            page_file.write(as_page(summary, collector.shown, arguments).encode())
+        for line in lines(summary, collector.shown):
+            show(line)
     return summary.go
 
 
@@ -88,36 +97,42 @@ def _target(options: ReplayOptions) -> Iterator[Target]:
 class _Document:
     """The report as JSON, written while the replay runs."""
 
-    def __init__(self, file: IO[bytes] | None) -> None:
+    def __init__(self, file: IO[bytes] | None, arguments: Mapping[str, Any]) -> None:
         self._file = file
-        self._separator = b"\n"
+        self._write(f'{{"arguments": {_encoded(arguments)}, "requests": [')
+        self._separator = "\n"
 
     def add(self, outcome: Outcome) -> None:
-        if self._file is not None:
-            self._file.write(self._separator + msgspec.json.encode(outcome))
-            self._separator = b",\n"
+        self._write(self._separator + _encoded(outcome))
+        self._separator = ",\n"
 
     def end(self, summary: Summary) -> None:
+        self._write(f'\n], "summary": {_encoded(summary, indent=2)}}}\n')
+
+    def _write(self, text: str) -> None:
         if self._file is not None:
-            encoded = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-            self._file.write(b'\n], "summary": ' + encoded + b"}\n")
+            self._file.write(text.encode())
+
+
+def _encoded(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON. Unlike msgspec, `json` takes halves of surrogate pairs: servers and file names have them."""
+    return json.dumps(msgspec.to_builtins(value), indent=indent)
 
 
 @contextlib.contextmanager
-def _document(path: Path | None, arguments: Mapping[str, Any]) -> Iterator[_Document]:
-    """Yield the JSON report, which appears when it is complete. Raises `ConfigError`."""
+def _new_file(option: str, path: Path | None) -> Iterator[IO[bytes] | None]:
+    """Yield a file that appears when it is complete, or None without a path. Raises `ConfigError`."""
     if path is None:
-        yield _Document(None)
+        yield None
         return
     folder = LocalFolder(path.parent)
     try:
         file = folder.new_file(path.name)
     except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
+        raise ConfigError(f"{option} {path}: {error.strerror}") from error
     with file:
         try:
-            file.write(b'{"arguments": ' + msgspec.json.encode(arguments) + b', "requests": [')
-            yield _Document(file)
+            yield file
             file.flush()
             folder.add(file, path.name)
         except BaseException:

@@ -20,6 +20,9 @@ from lmi_handlers.tools.replay.recordings import ROUTE, Recorded
 MAX_ANSWER = 64 << 20
 """Bytes of an answer that are read."""
 
+_MAX_SECONDS = 1200.0
+"""A stream that is kept open with comments, because its engine hangs, would never end. SageMaker's end after 8 minutes."""
+
 
 class NoAnswer(Exception):
     """There is no complete answer. The text is the cause."""
@@ -55,7 +58,7 @@ class UrlTarget(Target):
         request = _request(recorded, self._accept)
         url, route = (self._url, None) if recorded.route == ROUTE else (self._base, recorded.route)
         try:
-            with open_url(url, request, self._api_key, route=route) as response:
+            with open_url(url, request, self._api_key, route=route, limit=_MAX_SECONDS) as response:
                 content_type = response.headers.get("Content-Type", "")
                 return _read(response.status, content_type, parts_of(response, self._url), started)
         except CallRefused as error:
@@ -112,7 +115,7 @@ def _read(status: int, content_type: str, parts: Iterable[bytes], started: float
         if len(body) > MAX_ANSWER:
             raise NoAnswer(f"the answer is longer than {MAX_ANSWER} bytes")
         if streams and first is None:
-            end = body.rfind(b"\n") + 1
+            end = body.rfind(b"\n", len(body) - len(part)) + 1
             if any(_has_text(line) for line in bytes(body[seen:end]).split(b"\n")):
                 first = time.perf_counter() - started
             seen = max(seen, end)

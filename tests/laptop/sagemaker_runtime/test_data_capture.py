@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
+from flask import Flask
 from lmi_command import lmi
 from runtime_client import runtime_client
 from serving import StartServer
@@ -37,6 +39,7 @@ def test_a_captured_day_is_a_go(start_server: StartServer, tmp_path: Path) -> No
             client.invoke_endpoint(**given, Body="{}")  # errors are not captured
     wait_until(lambda: sum(found.read_bytes().count(b"\n") for found in folder.rglob("*.jsonl")) == 2)
     (file,) = folder.rglob("*.jsonl")
+    assert file.stat().st_mode & 0o077 == 0
     assert file.relative_to(folder).parts[:2] == ("my-endpoint", "AllTraffic")
     first, second = map(json.loads, file.read_text().splitlines())
     assert first["captureData"]["endpointInput"]["data"] == json.dumps(BODY)
@@ -63,3 +66,23 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         DataCapture(tmp_path / "file" / "capture").check()
     DataCapture(tmp_path / "new" / "capture").check()
     assert list((tmp_path / "new" / "capture").iterdir()) == []
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
+    """The next line would go on in what was written of it. A limit of the process stands for a full disk."""
+    capture = DataCapture(tmp_path)
+
+    def write(answer: bytes) -> bytes:
+        with Flask(__name__).test_request_context(method="POST", data=b"{}"):
+            capture.begin("e").write("application/json", answer)
+        return b"".join(file.read_bytes() for file in tmp_path.rglob("*.jsonl"))
+
+    first = write(b"1")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + 100, limits[1]))
+    try:
+        kept = write(b"2" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert kept == first
+    assert write(b"3").count(b"\n") == 2

@@ -42,6 +42,10 @@ def reply(body: str, content_type: str = JSON, status: int = 200) -> Reply:
         (JSON, LMI, LMI.replace("-0.25", "-0.2500001"), Kind.ROUNDING, "log_prob"),
         (JSON, LMI, LMI.replace("-0.25", "-0.5"), Kind.VALUES, "log_prob"),
         (JSON, LMI, LMI.replace('"id": 5', '"id": 6'), Kind.VALUES, "[0].id"),
+        (JSON, json.dumps({"a": [0.01] * 900}), json.dumps({"a": [0.01001] * 900}), Kind.ROUNDING, "$.a 900"),
+        (JSON, json.dumps({"a": [0.01] * 900}), json.dumps({"a": [0.005] * 900}), Kind.VALUES, "$.a 900"),
+        (JSON, '{"a":[0.5,1]}', '{"a":[0.5]}', Kind.VALUES, "$.a[1]"),
+        (JSON, '{"a":0.5}', '{"a":1' + "0" * 400 + "}", Kind.VALUES, "$.a"),
         (JSON, LMI, LMI.replace('": ', '":'), Kind.FORMAT, "white space"),
         (JSON, LMI, LMI.replace("log_prob", "logprob"), Kind.FORMAT, "log_prob is missing"),
         (JSON, LMI, f"[{LMI}]", Kind.FORMAT, "$ was object, now list"),
@@ -151,3 +155,16 @@ def test_text_and_finish_reason(document: Any, text: str, reason: str) -> None:
 def test_differences_name_their_place() -> None:
     found = differences([{"a": [1, {"b": 2}], "id": "x"}], [{"a": [1, {"b": 3}], "id": "y", "c": 4}], frozenset({"id"}))
     assert list(found) == [("$.a[1].b", 2, 3), ("$.c", None, 4)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ('{"generated_text": "one"}', '{"generated_text": "two"}', Kind.FORM),
+        ('{"generated_text": "one"}', '{"generated_text": ""}', Kind.TEXT),
+        ('{"choices": [{"text": "one"}]}', '{"choices": []}', Kind.TEXT),
+        ('{"generated_text": ""}', '{"generated_text": "two"}', Kind.FORM),
+    ],
+)
+def test_a_drawn_text_may_be_another_one_but_not_be_gone(old: str, new: str, kind: Kind) -> None:
+    assert compare(reply(old), reply(new), sampled=True).kind is kind

@@ -151,7 +151,7 @@ def test_nobody_listens() -> None:
         taken.bind(("127.0.0.1", 0))
         result = lmi("conform", f"http://127.0.0.1:{taken.getsockname()[1]}")
     assert result.exit_code == 1
-    assert says(result.output, "no connection refused")
+    assert says(result.output, "connection refused")
 
 
 # Servers that are broken
@@ -209,9 +209,9 @@ def drip(connection: socket.socket, request: bytes, *, head: bytes) -> None:
         (lambda c, _: drip(c, b"", head=HEAD + b"\r\n"), "no end after 0.4 s"),
         (lambda c, _: drip(c, b"", head=b"HTTP/1.1 200 OK\r\nX-"), "no end after 0.4 s"),
         (lambda c, _: c.sendall(HEAD + b"\r\n" + b"[" * 5_000_000), "longer than 4194304 bytes"),
-        (lambda c, _: c.sendall(HEAD + b"Content-Length: 9\r\n\r\n{}"), "no complete answer"),
-        (lambda c, _: c.sendall(b"220 mail.example.com ESMTP\r\n"), "no complete answer"),
-        (lambda c, _: None, "no complete answer"),
+        (lambda c, _: c.sendall(HEAD + b"Content-Length: 9\r\n\r\n{}"), "ended 7 bytes"),
+        (lambda c, _: c.sendall(b"220 mail.example.com ESMTP\r\n"), "ESMTP"),
+        (lambda c, _: None, "closed connection"),
     ],
 )
 def test_answers_without_an_end(reply: Callable[[socket.socket, bytes], None], cause: str, tmp_path: Path) -> None:
@@ -247,10 +247,23 @@ def test_answers_are_shown_as_text(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("status", [b"401", b"403"])
+def test_a_refusal_of_everything_is_no_answer_to_a_mistake(status: bytes, tmp_path: Path) -> None:
+    refusal = b'{"message": "\x1b[2J \\ud800 \xe2\x80\xae"}'
+    head = b"HTTP/1.1 " + status + b" No\r\nContent-Length: %d\r\n\r\n" % len(refusal)
+    page = tmp_path / "page.html"
+    with answering(lambda connection, request: connection.sendall(head + refusal)) as url:
+        exit_code, found = conform(url, "sagemaker", tmp_path=tmp_path)
+        lmi("conform", url, "--api", "sagemaker", "--page", str(page))
+    verdicts = {feature["verdict"] for api in found["apis"].values() for feature in api["features"]}
+    assert (exit_code, verdicts) == (1, {"error"})
+    assert not any(character in page.read_text() for character in "\x1b\u202e")
+
+
 def test_missing_routes_are_not_spoken(tmp_path: Path) -> None:
     gone = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     with answering(lambda connection, request: connection.sendall(gone)) as url:
-        status, found = conform(url, "tgi", "aleph-alpha", tmp_path=tmp_path)
+        status, found = conform(url, "tgi", "aleph-alpha", "sagemaker", tmp_path=tmp_path)
     assert status == 1
     verdicts = {feature["verdict"] for api in found["apis"].values() for feature in api["features"]}
     assert verdicts == {"not spoken"}

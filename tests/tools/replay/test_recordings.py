@@ -108,9 +108,11 @@ def test_a_folder_of_requests(tmp_path: Path) -> None:
     (chat / "bad.answer.422.json").write_bytes(b'{"error":"x"}\n')
     (chat / "new.request.txt").write_bytes(b"x")
     (tmp_path / "README").write_bytes(b"about")
+    (tmp_path / "gone.answer.json").write_bytes(ANSWER)
     found = {each.place: each for each in read(tmp_path)}
     hello, bad, new = (found[name] for name in ("hello.request.json", *list(found)[-2:]))
     assert isinstance(found["README"], Broken)
+    assert isinstance(found["gone.answer.json"], Broken)
     assert isinstance(hello, Recorded)
     assert isinstance(bad, Recorded)
     assert isinstance(new, Recorded)

@@ -109,6 +109,41 @@ def test_a_day_on_a_server_that_is_gone(tmp_path: Path) -> None:
     assert "no answer was compared" in found["summary"]["objections"]
 
 
+def test_broken_lines_are_no_go(echo_server: Server, tmp_path: Path) -> None:
+    """Else a file of which only the first line can be read would be a proof."""
+    record(echo_server, tmp_path / "day")
+    with (tmp_path / "day" / "day.jsonl").open("ab") as file:
+        file.write(b"broken\n")
+    found = replayed(tmp_path / "day", echo_server.url, status=1)
+    assert found["summary"]["outcomes"] == {"equal": len(DAY), "broken": 1}
+    replayed(tmp_path / "day", echo_server.url, "--allow", "broken:1", status=0)
+
+
+def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
+    """That is said before anything is asked."""
+    (tmp_path / "file").touch()
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
+    for option in ("--json", "--page"):
+        arguments = ["--url", f"http://127.0.0.1:{free_port()}", option, str(tmp_path / "file" / "report")]
+        result = lmi("replay", "--input", str(tmp_path / "day.jsonl"), *arguments)
+        assert (result.exit_code, "failed" in result.output) == (2, False)
+
+
+def test_reports_have_no_secrets_and_any_text(tmp_path: Path) -> None:
+    """Names of files, and what servers write, may have halves of surrogate pairs."""
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "\udcff.request.json").write_bytes(b"{}")
+    report, page = tmp_path / "report", tmp_path / "page"
+    url = f"http://127.0.0.1:{free_port()}/?token=hunter2"
+    arguments = ["--url", url, "--json", str(report), "--page", str(page)]
+    result = lmi("replay", "--input", str(tmp_path / "day"), *arguments)
+    assert result.exit_code == 1, result.output
+    (request,) = json.loads(report.read_bytes())["requests"]
+    assert (request["place"], request["kind"]) == ("\udcff.request.json", "failed")
+    for text in (result.output, report.read_text(), page.read_text()):
+        assert "hunter2" not in text
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
