@@ -249,7 +249,7 @@ def test_answers_are_shown_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [b"401", b"403"])
 def test_a_refusal_of_everything_is_no_answer_to_a_mistake(status: bytes, tmp_path: Path) -> None:
-    refusal = b'{"message": "\x1b[2J \\ud800 \xe2\x80\xae"}'
+    refusal = b'{"message": "\\u001b[2J \\ud800 \xe2\x80\xae"}'
     head = b"HTTP/1.1 " + status + b" No\r\nContent-Length: %d\r\n\r\n" % len(refusal)
     page = tmp_path / "page.html"
     with answering(lambda connection, request: connection.sendall(head + refusal)) as url:

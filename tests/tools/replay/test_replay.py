@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from recordings import capture_record
 from serving import Server, free_port
 
 from lmi_handlers.tools.client.comparison import Reply, text_of
+from lmi_handlers.tools.replay import targets
 from lmi_handlers.tools.replay.page import as_page
 from lmi_handlers.tools.replay.recordings import Broken, Recorded
 from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
@@ -171,6 +173,13 @@ def test_nothing_recorded_but_the_body_is_sent(echo_server: Server) -> None:
     )
     assert timed.reply.status == 200
     assert requests.post(f"{echo_server.url}/invocations", data=body, timeout=60).content == timed.reply.body
+
+
+def test_an_answer_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_MAX_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(NoAnswer) as raised:
+        UrlTarget(f"http://127.0.0.1:{silent.getsockname()[1]}", None, None).ask(requested(b"{}"))
+    assert says(raised.value, "0.2 s")
 
 
 class Recording(Target):
