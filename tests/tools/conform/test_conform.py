@@ -151,7 +151,7 @@ def test_nobody_listens() -> None:
         taken.bind(("127.0.0.1", 0))
         result = lmi("conform", f"http://127.0.0.1:{taken.getsockname()[1]}")
     assert result.exit_code == 1
-    assert says(result.output, "connection refused")
+    assert says(result.output, "Connection refused")
 
 
 # Servers that are broken
