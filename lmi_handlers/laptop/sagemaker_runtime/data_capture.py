@@ -76,7 +76,7 @@ class CapturedRequest:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with _WRITING, open(self._file, "ab", buffering=0, opener=_private) as file:
-                _append(file, line)
+                append_line(file, line)
         except OSError as error:
             logger.warning("Data Capture: cannot write %s: %s", self._file, error.strerror)
 
@@ -96,7 +96,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _append(file: io.FileIO, line: bytes) -> None:
+def append_line(file: io.FileIO, line: bytes) -> None:
     """Write a line. What a full disk has taken of it is removed, because the next line would go on there."""
     end = file.seek(0, io.SEEK_END)
     try:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
-from flask import Flask
 from lmi_command import lmi
 from runtime_client import runtime_client
 from serving import StartServer
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.laptop.sagemaker_runtime.data_capture import DataCapture
+from lmi_handlers.laptop.sagemaker_runtime.data_capture import DataCapture, append_line
 
 BODY = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
 STREAM = {**BODY, "stream": True}
@@ -70,19 +69,15 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
     """The next line would go on in what was written of it. A limit of the process stands for a full disk."""
-    capture = DataCapture(tmp_path)
-
-    def write(answer: bytes) -> bytes:
-        with Flask(__name__).test_request_context(method="POST", data=b"{}"):
-            capture.begin("e").write("application/json", answer)
-        return b"".join(file.read_bytes() for file in tmp_path.rglob("*.jsonl"))
-
-    first = write(b"1")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + 100, limits[1]))
-    try:
-        kept = write(b"2" * 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert kept == first
-    assert write(b"3").count(b"\n") == 2
+    path = tmp_path / "lines"
+    with path.open("ab", buffering=0) as file:
+        append_line(file, b"first\n")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            with pytest.raises(OSError, match="large"):
+                append_line(file, b"2" * 1000 + b"\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        append_line(file, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
