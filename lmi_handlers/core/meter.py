@@ -1,4 +1,4 @@
-"""Counters of what a request uses of the engine."""
+"""Counters of what a request uses of the engine, and of what others have paid."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ class Meter(msgspec.Struct):
         """Return the sum of two requests."""
         known = [time for time in (self.kv_block_time, other.kv_block_time) if time is not None]
         return Meter(self.engine_time + other.engine_time, sum(known) if known else None)
+
+
+class Paid(msgspec.Struct, frozen=True, array_like=True):
+    """The part of an answer that others pay who get the same one: its tokens, and its `Meter`."""
+
+    tokens: int = 0
+    engine_time: float = 0.0
+    kv_block_time: float | None = None

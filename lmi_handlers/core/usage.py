@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from lmi_handlers.core.meter import Paid
+
 
 class Usage(msgspec.Struct):
     """The cost of one request so far. Times are in seconds, and None until they are known.
@@ -12,12 +14,13 @@ class Usage(msgspec.Struct):
     took. `queue_time` is how long the request waited in the engine's queue. `first_token_time` is the time from
     `started` to the first token, `last_token_time` to the last one. `cached_tokens` is how many of the `prompt_tokens`
     came from the engine's prefix cache, 0 if the engine does not say. The request was sent to the engine as `sequences`
-    sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of the
-    longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
+    sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of
+    the longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
     whose time limit has ended the text, if any, and `continuation` the token with which a request continues it.
-    `continued_tokens` is how many tokens earlier answers have, which this one continues. `joined` is set if the request got
-    the answer of an equal one. `device` is what the engine says it runs on. `key_label` is the label of the client's API
-    key, "" if none is needed, and `tenant` the name that the request gives, "" if it gives none.
+    `continued_tokens` is how many tokens earlier answers have, which this one continues. `joined` is set if the request
+    got the answer of an equal one; then `paid` is the part for which others pay, None for all of it. `device` is what
+    the engine says it runs on. `key_label` is the label of the client's API key, "" if none is needed, and `tenant` the
+    name that the request gives, "" if it gives none.
 
     `engine_time` is the request's share of the engine's steps, or of the calls of the model's own code. `kv_block_time` adds
     up how long it has held each block of the KV cache (see `Meter`), None if the engine does not tell. `block_size` is how
@@ -39,6 +42,7 @@ class Usage(msgspec.Struct):
     finish_reasons: list[str] = []
     truncated: str | None = None
     joined: bool = False
+    paid: Paid | None = None
     continuation: str | None = None
     continued_tokens: int = 0
     device: str = ""
@@ -47,6 +51,30 @@ class Usage(msgspec.Struct):
     engine_time: float | None = None
     kv_block_time: float | None = None
     block_size: int = 0
+
+    def charged(self) -> Usage:
+        """Return what the request itself has to pay: of an answer that several get, each part is charged once."""
+        if not self.joined:
+            return self
+        charged = msgspec.structs.replace(
+            self,
+            prompt_tokens=0,
+            cached_tokens=0,
+            generated_tokens=0,
+            queue_time=None,
+            engine_time=0.0,
+            kv_block_time=0.0,
+        )
+        if (paid := self.paid) is not None:
+            charged.generated_tokens = max(0, self.generated_tokens - paid.tokens)
+            charged.engine_time = max(0.0, (self.engine_time or 0.0) - paid.engine_time)
+            charged.kv_block_time = max(0.0, self.kv_block_seconds - (paid.kv_block_time or 0.0))
+        return charged
+
+    @property
+    def kv_block_seconds(self) -> float:
+        """`kv_block_time`, or else the estimate, 0 if there is none."""
+        return self.kv_block_time or self.kv_block_estimate or 0.0
 
     @property
     def kv_block_estimate(self) -> float | None:

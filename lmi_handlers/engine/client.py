@@ -28,7 +28,7 @@ from lmi_handlers.core.errors import (
     error_of,
 )
 from lmi_handlers.core.event_loop import give_way
-from lmi_handlers.core.meter import Meter
+from lmi_handlers.core.meter import Meter, Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter
@@ -42,6 +42,7 @@ from lmi_handlers.engine.messages import (
     LoadAdapter,
     Loading,
     Outputs,
+    Pays,
     Ready,
     SequenceOutput,
     Submit,
@@ -74,7 +75,8 @@ class InFlightRequest:
     At its deadline's cutoff, sequences that still run end with `FinishReason.LENGTH`, and `truncated` names the option. If
     nothing has been generated, or what is generated is no text, that raises `TextDeadline`.
 
-    `shared` is set if other requests may join its answer, and `joined` if it has joined another's.
+    `shared` is set if other requests may join its answer, and `joined` if it has joined another's. Then `paid` is the part of
+    the answer for which it does not pay, None for all of it.
 
     `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
     cleared when the iterator raises it.
@@ -96,6 +98,7 @@ class InFlightRequest:
         self.truncated: str | None = None
         self.shared = submit.join_key is not None
         self.joined = False
+        self.paid: Paid | None = None
         self.failure: LMIError | None = None
         self.silent_at = math.inf
         self.on_arrival: Callable[[SequenceOutput | None], None] = _ignore
@@ -365,15 +368,18 @@ class EngineClient:
                     self._since_turn = 0
                     give_way()
         elif isinstance(message, Joined):
-            if message.number in self._generations:
-                self._generations[message.number].joined = True
+            if (generation := self._generations.get(message.number)) is not None:
+                generation.joined = True
+        elif isinstance(message, Pays):
+            if (generation := self._generations.get(message.number)) is not None:
+                generation.paid = message.paid
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:
                 failed.put(error_of(message.error, message.message, message.field, message.code))
         elif isinstance(message, AdapterChanged):
-            if message.number in self._changes:
-                self._changes[message.number].put(None)
+            if (change := self._changes.get(message.number)) is not None:
+                change.put(None)
         elif isinstance(message, Sync):
             sender.confirm(Synced(message.number))
         elif isinstance(message, Ready):

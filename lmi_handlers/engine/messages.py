@@ -15,6 +15,7 @@ import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import LMIError, told
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
@@ -116,6 +117,13 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
+class Pays(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A request that has joined an answer pays for it from now on, but not for what is `paid`. Until then, it pays nothing."""
+
+    number: int
+    paid: Paid
+
+
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An output for sequence `index` of request `number`. `queue_time` is how many seconds the request waited.
 
@@ -162,7 +170,7 @@ class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 WorkerMessage = Submit | Abort | LoadAdapter | UnloadAdapter | Synced
-EngineMessage = Loading | Ready | Joined | Outputs | Failed | AdapterChanged | Sync
+EngineMessage = Loading | Ready | Joined | Pays | Outputs | Failed | AdapterChanged | Sync
 
 
 class Worker(Protocol):

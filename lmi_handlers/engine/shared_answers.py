@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.engine.messages import (
     Abort,
@@ -18,6 +19,7 @@ from lmi_handlers.engine.messages import (
     Failed,
     Joined,
     Outputs,
+    Pays,
     SequenceOutput,
     Submit,
     Worker,
@@ -30,8 +32,11 @@ MAX_ANSWERS = 4096
 MAX_LEFT = 32
 """Maximum number of answers that go on although all of their clients have left."""
 
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024
 """An answer with more bytes of tokens and log probabilities cannot be joined any more."""
+
+MAX_JOINS = 16
+"""Requests that may join an answer. Each gets all of it from the loop at once, and waits in no queue."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of all answers together."""
@@ -70,6 +75,9 @@ class SharedAnswer:
 
     `unfinished` has the indices of its sequences that have not ended. `size` is the number of bytes that it takes.
     It is not `kept` once it has become too large: nobody can join it any more. `latest` is its last output so far.
+
+    One of the `readers` is the `payer`. When it leaves, another one pays for the rest, so that each part of an answer is
+    charged once, whoever leaves it. `paid` is what those have paid who have left.
     """
 
     def __init__(self, key: bytes, submit: Submit, on_failure: Callable[[SharedAnswer, Failed], None]) -> None:
@@ -77,6 +85,10 @@ class SharedAnswer:
         self.number = submit.number
         self.arrived = time.monotonic()
         self.readers: dict[tuple[Worker, int], Reader] = {}
+        self.payer: Reader | None = None
+        self.paid = Paid()
+        self.joins = 0
+        self.tokens = 0
         self.unfinished = set(range(len(submit.prompts) * submit.sampling_params.n))
         self.size = 0
         self.kept = True
@@ -93,6 +105,7 @@ class SharedAnswer:
     def add(self, outputs: list[SequenceOutput]) -> None:
         """Add new outputs, in order."""
         self.latest = outputs[-1]
+        self.tokens += sum(len(item.output.token_ids) for item in outputs)
         self.unfinished.difference_update(_ended(outputs))
         if self.kept:
             self._recent += outputs
@@ -105,6 +118,15 @@ class SharedAnswer:
         """Return everything so far, as one output per sequence."""
         older = [item for part in self._older for item in _OUTPUTS.decode(part)]
         return join([*older, *self._recent])
+
+    def charge(self, reader: Reader) -> None:
+        """Let a reader that has joined pay for what nobody has paid so far, and for what comes now."""
+        self.payer = reader
+        reader.worker.send(Pays(reader.number, self.paid))
+
+    def settle(self) -> None:
+        """Note that all there is so far is paid, and that nobody pays for more."""
+        self.payer, self.paid = None, Paid(self.tokens, self.latest.engine_time, self.latest.kv_block_time)
 
     def lose(self) -> None:
         """Forget the outputs."""
@@ -134,10 +156,13 @@ class SharedAnswers:
         """Begin the answer to a request, or let the request join the one that there is."""
         answer = self._answers.get(key)
         if answer is not None:
-            self._join(answer, worker, submit.number)
-            return
+            if answer.joins < MAX_JOINS:
+                self._join(answer, worker, submit.number)
+                return
+            self._stop_joins(answer)
         self._answers[key] = answer = SharedAnswer(key, submit, self._fail)
-        self._add_reader(answer, Reader(worker, submit.number, answer.unfinished))
+        answer.payer = Reader(worker, submit.number, answer.unfinished)
+        self._add_reader(answer, answer.payer)
         self._handle(answer, msgspec.structs.replace(submit, join_key=None))
         self._make_room()
 
@@ -189,16 +214,22 @@ class SharedAnswers:
 
     def _join(self, answer: SharedAnswer, worker: Worker, number: int) -> None:
         self._left.pop(answer, None)
+        answer.joins += 1
         reader = Reader(worker, number, answer.unfinished, time.monotonic() - answer.arrived)
         worker.send(Joined(number))
+        if answer.payer is None:
+            answer.charge(reader)
         if outputs := answer.outputs():
             worker.send(Outputs([reader.own(item) for item in outputs]))
         if answer.unfinished:
             self._add_reader(answer, reader)
+        elif answer.payer is reader:
+            answer.settle()
 
     def _add_outputs(
         self, answer: SharedAnswer, batch: list[SequenceOutput], passed: dict[Worker, list[SequenceOutput]]
     ) -> None:
+        self._store(answer, batch)
         for reader in list(answer.readers.values()):
             own = [reader.own(item) for item in batch if item.index in reader.running]
             if own:
@@ -207,19 +238,14 @@ class SharedAnswers:
                 reader.running.difference_update(ended)
                 if not reader.running:
                     self._remove_reader(answer, reader)
-        for item in batch:
-            self.generated += len(item.output.token_ids)
-        self._store(answer, batch)
 
     def _store(self, answer: SharedAnswer, outputs: list[SequenceOutput]) -> None:
-        before = answer.size
+        size, tokens = answer.size, answer.tokens
         answer.add(outputs)
-        self._size += answer.size - before
+        self._size += answer.size - size
+        self.generated += answer.tokens - tokens
         if answer.size > MAX_ANSWER_BYTES:
-            if answer in self._left:
-                self._give_up(answer)
-            else:
-                self._drop(answer)
+            self._stop_joins(answer)
         if not answer.unfinished:
             self._end(answer)
         self._make_room()
@@ -258,6 +284,13 @@ class SharedAnswers:
         self._drop(answer)
         self._handle(answer, Abort(answer.number))
 
+    def _stop_joins(self, answer: SharedAnswer) -> None:
+        """Let nobody join an answer any more. If all clients have left it, nobody can come back."""
+        if answer in self._left:
+            self._give_up(answer)
+        else:
+            self._drop(answer)
+
     def _make_room(self) -> None:
         """Forget answers until the others are within the limits: first those that have ended, then those without a client."""
         while self._size > MAX_BYTES or len(self._answers) > MAX_ANSWERS:
@@ -282,6 +315,10 @@ class SharedAnswers:
     def _remove_reader(self, answer: SharedAnswer, reader: Reader) -> None:
         del answer.readers[reader.worker, reader.number]
         del self._requests[reader.worker, reader.number]
+        if answer.payer is reader:
+            answer.settle()
+            if (other := next(iter(answer.readers.values()), None)) is not None:
+                answer.charge(other)
 
 
 def _ended(outputs: list[SequenceOutput]) -> list[int]:

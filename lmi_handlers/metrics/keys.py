@@ -54,17 +54,15 @@ class UsageSeries:
             ),
             (
                 self._counter("kv_block_seconds", "seconds", "Their KV block seconds, measured or estimated."),
-                lambda usage: usage.kv_block_time or usage.kv_block_estimate or 0.0,
+                lambda usage: usage.kv_block_seconds,
             ),
         )
 
     def add(self, cells: Cells, usage: Usage, number: str) -> None:
-        """Count a request that has ended, under the value of the label that has this number.
-
-        Of one that has joined the answer to another, only the request is counted: the other has the rest.
-        """
-        for metric, value in self._values[:1] if usage.joined else self._values:
-            cells.add(metric, value(usage), number)
+        """Count a request that has ended, under the value of the label that has this number."""
+        charged = usage.charged()
+        for metric, value in self._values:
+            cells.add(metric, value(charged), number)
 
     def _counter(self, name: str, unit: str, documentation: str) -> Metric:
         return self.catalogue.counter(f"{self.prefix}_{name}_total", unit, documentation, self.label, _NUMBERS)

@@ -147,11 +147,11 @@ class RequestMetrics:
             for reason in usage.finish_reasons:
                 self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
             self._measure_start(usage)
-            if usage.joined:  # what the engine has done for it is counted with the request that it has joined
+            if usage.joined:
                 self._cells.add(catalogue.JOINED)
-            else:
-                self._cells.add(catalogue.ENGINE_SECONDS, usage.engine_time or 0.0)
-                self._cells.add(catalogue.KV_BLOCK_SECONDS, usage.kv_block_time or usage.kv_block_estimate or 0.0)
+            charged = usage.charged()
+            self._cells.add(catalogue.ENGINE_SECONDS, charged.engine_time or 0.0)
+            self._cells.add(catalogue.KV_BLOCK_SECONDS, charged.kv_block_seconds)
             if error is None:
                 self._cells.add(catalogue.SUCCESSES)
                 self._measure_answer(usage, duration)

@@ -152,7 +152,7 @@ class Answer:
                 self._close_formatter()
                 self._note_last_token()
                 self._note_meter()
-                self.usage.joined = generation.joined
+                self.usage.joined, self.usage.paid = generation.joined, generation.paid
         if last:
             yield last
         if self._sample is not None and self.failure is None:

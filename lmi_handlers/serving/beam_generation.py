@@ -66,6 +66,7 @@ class BeamGeneration:
         self.deadline = deadline
         self.truncated: str | None = None
         self.shared = self.joined = False  # no request joins a search
+        self.paid = None
         self.silent_at = math.inf
         """Not heeded: nothing is yielded before the end."""
         rules = TextRules(tokenizer, request.sampling_params)

@@ -18,18 +18,22 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def receipt(usage: Usage) -> dict[str, int | float | None]:
-    """Return the items of a receipt. Those that are not known are None, or missing if only some engines know them."""
+    """Return the items of a receipt. Those that are not known are None, or missing if only some engines know them.
+
+    Tokens are what the request has got. The engine's time and memory are what it has to pay.
+    """
+    charged = usage.charged()
     items: dict[str, int | float | None] = {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
         "queue_ms": milliseconds(usage.queue_time),
-        "engine_ms": milliseconds(usage.engine_time),
+        "engine_ms": milliseconds(charged.engine_time),
     }
     if usage.kv_block_time is not None:
-        items["kv_block_seconds"] = round(usage.kv_block_time, 3)
-    elif (estimate := usage.kv_block_estimate) is not None:
-        items["kv_block_seconds_estimate"] = round(estimate, 3)
+        items["kv_block_seconds"] = round(charged.kv_block_seconds, 3)
+    elif usage.kv_block_estimate is not None:
+        items["kv_block_seconds_estimate"] = round(charged.kv_block_seconds, 3)
     return items
 
 

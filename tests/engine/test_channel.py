@@ -17,6 +17,7 @@ from prompts import encoded
 from waiting import wait_until
 
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -29,6 +30,7 @@ from lmi_handlers.engine.messages import (
     LoadAdapter,
     Loading,
     Outputs,
+    Pays,
     Ready,
     SequenceOutput,
     Submit,
@@ -97,6 +99,7 @@ engine_messages = (
     st.builds(Loading, texts, st.floats(0, 1e9))
     | st.builds(Ready, texts, capabilities)
     | st.builds(Joined, ints)
+    | st.builds(Pays, ints, st.builds(Paid, ints, st.floats(0, 1e9)))
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)
     | st.builds(AdapterChanged, ints)
@@ -132,7 +135,7 @@ def test_messages_arrive_unchanged(to_engine: list[WorkerMessage], to_worker: li
 def test_strategies_cover_every_message_type() -> None:
     """A new message type must be added to the round trip above."""
     assert {Submit, Abort, LoadAdapter, UnloadAdapter, Synced} == set(WorkerMessage.__args__)
-    assert {Loading, Ready, Joined, Outputs, Failed, AdapterChanged, Sync} == set(EngineMessage.__args__)
+    assert {Loading, Ready, Joined, Pays, Outputs, Failed, AdapterChanged, Sync} == set(EngineMessage.__args__)
 
 
 def test_frame_is_a_length_followed_by_msgpack() -> None:

@@ -13,13 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from prompts import encoded
 from recording_echo import EOS, RecordingEcho, RecordingWorker
 
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import shared_answers
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
-from lmi_handlers.engine.messages import Abort, Failed, Joined, Outputs, SequenceOutput, Submit, join_key
+from lmi_handlers.engine.messages import Abort, Failed, Joined, Outputs, Pays, SequenceOutput, Submit, join_key
 
 BATCH = 3
 FOREVER = 1e9
@@ -42,6 +43,8 @@ class Client:
         self.gone = False
         self.forgotten = False
         self.joined = False
+        self.paid: Paid | None = None
+        self.received = 0
         self.error: str | None = None
         self.tokens: list[list[int]] = [[] for _ in range(submit.sampling_params.n)]
         self.ends: dict[int, FinishReason | None] = {}
@@ -56,9 +59,17 @@ class Client:
     def ended(self) -> bool:
         return self.gone or self.error is not None or len(self.ends) == len(self.tokens)
 
+    @property
+    def charged(self) -> int:
+        """Tokens that it has to pay."""
+        if not self.joined:
+            return self.received
+        return 0 if self.paid is None else max(0, self.received - self.paid.tokens)
+
     def take(self, item: SequenceOutput) -> None:
         assert not self.forgotten, "an output after the client was known to have left"
         assert item.queue_time >= 0
+        self.received += len(item.output.token_ids)
         if self.gone:
             return
         if item.index in self.ends:
@@ -96,6 +107,9 @@ class Engine:
                         by_number[worker, item.number].take(item)
                 elif isinstance(message, Failed):
                     by_number[worker, message.number].error = message.error
+                elif isinstance(message, Pays):
+                    assert by_number[worker, message.number].joined
+                    by_number[worker, message.number].paid = message.paid
                 else:
                     assert isinstance(message, Joined)
                     client = by_number[worker, message.number]
@@ -161,6 +175,52 @@ def test_client_that_leaves_and_comes_back() -> None:
     assert (again.tokens, again.joined) == ([answer(b"an answer")], True)
     assert first.tokens == [answer(b"an answer")[:2]]
     assert len(engine.backend.joined) == 1
+
+
+def test_each_token_is_paid_once() -> None:
+    engine = Engine()
+    first = engine.client(asked("call", b"an answer"))
+    engine.turn()
+    engine.turn()
+    second, third = (engine.client(asked("call", b"an answer")) for _ in range(2))
+    engine.turn()
+    first.leave()  # the second one pays from now on, up to its own end
+    engine.turn()
+    engine.turn()
+    second.leave()
+    third.leave()
+    for _ in range(20):
+        engine.turn()  # the rest is generated for nobody
+    last, later = (engine.client(asked("call", b"an answer")) for _ in range(2))
+    engine.finish()
+    assert all(client.received > client.charged > 0 for client in (second, last))
+    assert (third.charged, later.charged) == (0, 0)
+    assert first.charged + second.charged + last.charged == engine.loop.shared_tokens == len(answer(b"an answer"))
+    assert last.paid is not None
+    assert 0 < last.paid.engine_time < engine.loop.busy_time
+
+
+def test_only_so_many_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks more often waits in the queue like others."""
+    monkeypatch.setattr(shared_answers, "MAX_JOINS", 2)
+    engine = Engine()
+    for _ in range(4):
+        engine.client(asked("call", b"abc"))
+        engine.turn()
+    engine.finish()
+    for _ in range(3):
+        engine.client(asked("call", b"abc"))
+        engine.finish()
+    assert [client.joined for client in engine.clients] == [False, True, True] * 2 + [False]
+    assert all(client.tokens == [answer(b"abc")] for client in engine.clients)
+    left = engine.client(asked("left", b"an answer"))
+    for _ in range(3):
+        engine.turn()
+        left.leave()
+        left = engine.client(asked("left", b"an answer"))
+    engine.turn()
+    assert (left.joined, len(engine.backend.running)) == (False, 1)  # the other one has nobody that could come back
+    engine.finish()
 
 
 def test_client_that_comes_back_after_the_end() -> None:
@@ -393,9 +453,13 @@ class Clients(RuleBasedStateMachine):
                     whole = end is FinishReason.EOS_TOKEN
                     assert client.tokens[index] == answer(prompt) if whole else len(client.tokens[index]) >= stop
         shared = {request for request in self.asked.values() if request[0] is not None}
+        charged = sum(client.charged for client, request in self.asked.items() if request[0] is not None)
+        assert charged <= self.engine.loop.shared_tokens
         plain = [client for client, request in self.asked.items() if request[0] is None]
         begun = len(self.engine.backend.joined)
-        most = sum(n for _, _, n, _ in shared) + sum(len(client.tokens) for client in plain)
+        requests = list(self.asked.values())
+        most = sum(one[2] * (1 + requests.count(one) // shared_answers.MAX_JOINS) for one in shared)
+        most += sum(len(client.tokens) for client in plain)
         assert begun <= most
         for _ in range(40):  # what goes on without a client comes to its end, too
             self.engine.turn()

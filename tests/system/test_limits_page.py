@@ -75,6 +75,7 @@ FIXED: dict[str, float] = {
     "answers of an engine that [retries](retries.md) can join": shared_answers.MAX_ANSWERS,
     "bytes of these answers": shared_answers.MAX_BYTES,
     "bytes of one of them": shared_answers.MAX_ANSWER_BYTES,
+    "requests that join one of them": shared_answers.MAX_JOINS,
     "those of them that go on without a client": shared_answers.MAX_LEFT,
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,

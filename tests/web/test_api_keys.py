@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics import keys
 from lmi_handlers.metrics.requests import RequestMetrics
@@ -97,10 +98,12 @@ def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
     assert 'lmi_key_generated_tokens_total{model_name="m",key_label="other"} 8\n' in page
     assert page.count('lmi_key_requests_total{model_name="m",key_label="other"} 5\n') == 1
     assert "team-256" not in page
-    one.ended(Usage(started=0.0, prompt_tokens=3, joined=True), "team-0")
+    one.ended(Usage(started=0.0, prompt_tokens=3, generated_tokens=7, joined=True), "team-0")
+    one.ended(Usage(started=0.0, prompt_tokens=3, generated_tokens=7, joined=True, paid=Paid(2)), "team-0")
     page = keys.exposition(keys.KEYS, [({}, one.values())])
-    assert 'lmi_key_requests_total{key_label="team-0"} 3\n' in page
+    assert 'lmi_key_requests_total{key_label="team-0"} 4\n' in page
     assert 'lmi_key_prompt_tokens_total{key_label="team-0"} 6\n' in page
+    assert 'lmi_key_generated_tokens_total{key_label="team-0"} 9\n' in page
     one.close()
     other.close()
 
