@@ -10,15 +10,23 @@ import msgspec
 
 from lmi_handlers import __version__
 from lmi_handlers.apis.documentation import Bounds, Documentation
-from lmi_handlers.apis.routes import Action, Contents, Failure, Parameter, Route, Types
+from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.apis.routes import Action, Contents, Failure, Generation, Parameter, Route, Types
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.json_types import PREFIX, Schema
 from lmi_handlers.openapi.failures import failures
 from lmi_handlers.openapi.schemas import bind, components
 from lmi_handlers.web.access_control import needs_permission
+from lmi_handlers.web.identity import IDEMPOTENCY_KEY
 
 API_KEY = "api_key"
+
+_RETRIES = Parameter(
+    name=IDEMPOTENCY_KEY,
+    place="header",
+    description="The same text in all attempts at a request, of which only the first one's answer is generated.",
+)
 
 
 def openapi_document(
@@ -36,7 +44,13 @@ def openapi_document(
     described = _merged(documentation)
     schemas, parts = components(_types(routes), described.names)
     _bind(parts, described, Budget.of(properties))
-    writer = _Writer(schemas, described.examples, has_api_key=has_api_key, checks_names=checks_names)
+    writer = _Writer(
+        schemas,
+        described.examples,
+        has_api_key=has_api_key,
+        checks_names=checks_names,
+        of_generations=(_RETRIES,) if properties.retry_grace and not properties.pools else (),
+    )
     paths: dict[str, Schema] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = writer.operation(route)
@@ -116,21 +130,32 @@ def _referred(schema: object) -> list[str]:
 
 
 class _Writer:
-    """Converts routes to OpenAPI objects. `schemas` and `examples` have a schema and an example for each type."""
+    """Converts routes to OpenAPI objects. `schemas` and `examples` have a schema and an example for each type.
+
+    `of_generations` are the parameters of all routes that generate text.
+    """
 
     def __init__(
-        self, schemas: Mapping[Any, Schema], examples: Mapping[Any, object], *, has_api_key: bool, checks_names: bool
+        self,
+        schemas: Mapping[Any, Schema],
+        examples: Mapping[Any, object],
+        *,
+        has_api_key: bool,
+        checks_names: bool,
+        of_generations: tuple[Parameter, ...],
     ) -> None:
         self._schemas = schemas
         self._examples = examples
         self._checks_names = checks_names
         self._has_api_key = has_api_key
+        self._of_generations = of_generations
 
     def operation(self, route: Route) -> Schema:
         """Return a route's operation object."""
         operation: Schema = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
-        if route.parameters:
-            operation["parameters"] = [self._parameter(parameter) for parameter in route.parameters]
+        generates = isinstance(route.endpoint, Generation | Invocations)
+        if parameters := [*route.parameters, *(self._of_generations if generates else ())]:
+            operation["parameters"] = [self._parameter(parameter) for parameter in parameters]
         if bodies := route.endpoint.bodies:
             required = not isinstance(route.endpoint, Action)
             operation["requestBody"] = {"required": required, "content": self._contents(bodies)}

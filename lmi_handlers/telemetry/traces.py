@@ -151,6 +151,7 @@ def _of_usage(usage: Usage) -> dict[str, Any]:
         "gen_ai.usage.num_sequences": usage.sequences,
         "gen_ai.request.max_tokens": usage.max_tokens or None,
         "gen_ai.response.finish_reasons": usage.finish_reasons or None,
+        "lmi.joined": usage.joined or None,
         "gen_ai.response.time_to_first_chunk": first,
         "gen_ai.latency.time_to_first_token": first,
         "gen_ai.latency.time_in_queue": queue,

@@ -282,9 +282,10 @@ def test_parameters_are_those_of_features_that_are_on() -> None:
         parameters = document(**options)["paths"]["/invocations"]["post"]["parameters"]
         return {each["name"] for each in parameters}
 
-    assert named(enable_stateful_sessions=False) == {"model_name"}
+    assert named(enable_stateful_sessions=False) == {"model_name", "Idempotency-Key"}
+    assert named() - named(retry_grace=0) == {"Idempotency-Key"}
     assert named(enable_lora=True) - named() == {"adapter", "X-Amzn-SageMaker-Adapter-Identifier"}
-    assert named() == {"model_name", "X-Amzn-SageMaker-Session-Id"}
+    assert named() == {"model_name", "Idempotency-Key", "X-Amzn-SageMaker-Session-Id"}
 
 
 def without_front(tmp_path: Path) -> tuple[Routes, Routes]:

@@ -173,6 +173,16 @@ def test_a_client_that_leaves(server: Server, collector: Collector) -> None:
     assert [span.name for span in children] == PHASES[:4]
 
 
+def test_a_request_that_has_joined_an_answer_says_so(server: Server, collector: Collector) -> None:
+    joined = []
+    for _ in range(2):
+        header, trace_id = traceparent()
+        headers = {"traceparent": header, "Idempotency-Key": "traced"}
+        assert server.invoke({"inputs": "hello"}, headers=headers).status_code == 200
+        joined.append(attributes(list(trace(collector, trace_id)[0].attributes)).get("lmi.joined", False))
+    assert joined == [False, True]
+
+
 @pytest.mark.parametrize("text", ["tenant=7;traceparent=%s", '{"traceparent": "%s"}'], ids=["list", "object"])
 def test_sagemaker_passes_the_context_in_custom_attributes(server: Server, collector: Collector, text: str) -> None:
     header, trace_id = traceparent()
