@@ -109,7 +109,8 @@ def nodes(documents: list[Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             inner = [(f"{path}.{key[:_LONGEST_KEY]}", item, depth + 1) for key, item in value.items()]
         elif isinstance(value, list):
-            inner = [(f"{path}[]", item, depth + 1) for item in value]
+            below = f"{path}[]"  # once, for there may be millions
+            inner = [(below, item, depth + 1) for item in value]
         else:
             continue
         rest += reversed(inner)

@@ -24,6 +24,9 @@ VOLATILE = (
 )
 """Fields that no two answers have alike: identifiers, times, and the server's version. Numbers named `id` are tokens."""
 
+_OF_A_MODEL = re.compile(r"\.(?:input|arguments)(?:[.\[]|$)")
+"""Paths of what a model gives to a tool. Fields there belong to the answer, whatever their names."""
+
 _CONTEXT = 60
 _LONGEST_VALUE = 80
 _ROUNDING = 1e-2
@@ -85,7 +88,9 @@ def compare(
     masks = _Masks(volatile)
     old, new = masks.masked(expected), masks.masked(received)
     if (expected.status, types[0], old.body) == (received.status, types[1], new.body):
-        return Comparison(kind=Kind.EQUAL, but_for=old.different(new))
+        but_for = old.different(new)
+        hidden = _hidden(expected, received, masks) if but_for else ""
+        return Comparison(kind=Kind.VALUES if hidden else Kind.EQUAL, detail=hidden, but_for=but_for)
     place = first_difference(old.body, new.body)
     around: dict[str, Any] = {} if place is None else {"offset": old.original(place), **_context(old, new, place)}
     if expected.status != received.status:
@@ -95,6 +100,13 @@ def compare(
     else:
         kind, detail = _classified(expected.body, received.body, types[0], masks, sampled=sampled)
     return Comparison(kind=kind, detail=detail, but_for=old.different(new), **around)
+
+
+def _hidden(expected: Reply, received: Reply, masks: _Masks) -> str:
+    """Say what differs in the input of a tool although it is named as a volatile field. Empty if nothing does."""
+    old, new = (records(reply.body, received.content_type) for reply in (expected, received))
+    found = differences(old or [], new or [], masks.names)
+    return next((f"{path} {_change(mine, other)}" for path, mine, other in found), "")
 
 
 def _classified(
@@ -187,7 +199,7 @@ def differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the path and both values of each leaf that differs in two lists of documents, without the `volatile` fields.
 
-    Two vectors of the same length are leaves.
+    Two vectors of the same length are leaves. What a model gives to a tool has no volatile fields.
     """
     roots = ["$"] if len(old) == 1 else [f"record {number + 1}: $" for number in range(len(old))]
     rest = [(*each, 0) for each in zip(roots, old, new, strict=False)][::-1]
@@ -197,7 +209,7 @@ def differences(
             inner = [
                 (f"{path}.{name[:_LONGEST_VALUE]}", mine.get(name), other.get(name), depth + 1)
                 for name in {**mine, **other}
-                if not _is_volatile(name, mine.get(name), volatile)
+                if _OF_A_MODEL.search(path) or not _is_volatile(name, mine.get(name), volatile)
             ]
         elif depth < MAX_DEPTH and isinstance(mine, list) and isinstance(other, list) and not _are_vectors(mine, other):
             pairs = itertools.zip_longest(mine, other)
