@@ -11,12 +11,23 @@ import msgspec
 from lmi_handlers import __version__
 from lmi_handlers.apis.documentation import Bounds, Documentation
 from lmi_handlers.apis.invocations import Invocations
-from lmi_handlers.apis.routes import Action, Contents, Failure, Generation, Parameter, Route, Types
+from lmi_handlers.apis.routes import (
+    JSON,
+    TEXT_GENERATION,
+    Action,
+    Contents,
+    Failure,
+    Generation,
+    Parameter,
+    Route,
+    Types,
+)
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.json_types import PREFIX, Schema
 from lmi_handlers.openapi.failures import failures
 from lmi_handlers.openapi.schemas import bind, components
+from lmi_handlers.serving.continuation import FIELD as CONTINUATION
 from lmi_handlers.web.access_control import needs_permission
 from lmi_handlers.web.identity import IDEMPOTENCY_KEY
 
@@ -44,6 +55,8 @@ def openapi_document(
     described = _merged(documentation)
     schemas, parts = components(_types(routes), described.names)
     _bind(parts, described, Budget.of(properties))
+    if properties.continuation_seconds and not properties.pools:
+        _add_continuation(schemas, parts, routes)
     writer = _Writer(
         schemas,
         described.examples,
@@ -71,6 +84,12 @@ def openapi_document(
         },
     }
     return msgspec.json.encode(document)
+
+
+_CONTINUATION: Schema = {
+    "anyOf": [{"type": "string"}, {"type": "null"}],
+    "description": "The token of an answer to the same request that a deadline has ended. The answer is the rest of it.",
+}
 
 
 def _merged(documentation: Iterable[Documentation]) -> Documentation:
@@ -113,6 +132,17 @@ def _bind(parts: Mapping[str, Schema], described: Documentation, budget: Budget)
             bind(schema, within.get(field, {}))
     for name, keywords in described.union_bounds.items():
         bind(parts[name], keywords)
+
+
+def _add_continuation(schemas: Mapping[Any, Schema], parts: Mapping[str, Schema], routes: Iterable[Route]) -> None:
+    """Add the field that any body for a text may have, in all APIs."""
+    endpoints = [route.endpoint for route in routes]
+    for endpoint in endpoints:
+        if isinstance(endpoint, Generation | Invocations) and endpoint.task in (None, TEXT_GENERATION):
+            for kind in endpoint.bodies.get(JSON, ()):
+                name = schemas[kind].get("$ref", "").removeprefix(PREFIX)
+                if "properties" in parts.get(name, {}):
+                    parts[name]["properties"][CONTINUATION] = _CONTINUATION
 
 
 def _used(parts: Mapping[str, Schema], paths: Mapping[str, Schema], kept: Iterable[str]) -> dict[str, Schema]:

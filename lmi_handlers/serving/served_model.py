@@ -186,6 +186,11 @@ class ServedModel(Served):
         """Refuse further requests for an adapter."""
         self._client.unload_adapter(name, timeout=self.predict_timeout)
 
+    @property
+    def continues(self) -> bool:
+        """True if answers that a deadline ends can be continued."""
+        return self._continuations.issues
+
     def cutoff(self, started: float, *, stream: bool) -> Cutoff | None:
         """Return when the answer to a request ends with the text that it has, if an option says so."""
         option = "stream_deadline" if stream else "response_deadline"
@@ -212,7 +217,7 @@ class ServedModel(Served):
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        fixed = partial(Fixed.of, self._identity(loaded), prompts[0], _asked_sampling(request))
+        fixed: Callable[[], Fixed] = partial(Fixed.of, self._identity(loaded), prompts[0], _asked_sampling(request))
         if opened is not None:
             opened.check(fixed())
             request = _without_prompt_logprobs(request)
@@ -237,6 +242,8 @@ class ServedModel(Served):
             usage.continued_tokens = len(request.generated)
         sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
         generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
+        if prompts[0].media_prompt is not None and deadline.cutoff is not None:
+            fixed = partial(Fixed, *fixed())  # the answer is not to keep images and sounds in memory
         continued = self._continued(parsed, deadline, loaded.capabilities, fixed, _owner(usage))
         return Answer(
             generation,

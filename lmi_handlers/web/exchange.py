@@ -83,7 +83,7 @@ class Exchange:
         self._own_attributes: dict[str, str] = {}
         self._receipt: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
-        self._continuation: str | None = None  # of the custom attributes
+        self._continuation: str | None = None  # for a body without one
         self._path = request.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
@@ -139,6 +139,11 @@ class Exchange:
         self._own_attributes.update(attributes)
         if shown := {**self._own_attributes, **self._attributes, **self._to_continue, **self._receipt}:
             self.headers[CUSTOM_ATTRIBUTES] = render_attributes(shown)
+
+    def keep_continuation(self, payload: Payload) -> None:
+        """Note the token of a body that the model's input formatter replaces: formatters need not know the field."""
+        with contextlib.suppress(InvalidRequest):  # a field of the model's own that is no text
+            self._continuation = take_continuation(payload)[0] or self._continuation
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""

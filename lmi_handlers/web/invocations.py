@@ -50,8 +50,10 @@ class InvocationsView:
                 self._budget.check_json(payload.data)
             if exchange.explains is None and (response := self._sessions.answer(exchange, payload)) is not None:
                 return response
-            payload, exchange.dialect, change = self._dialects.choose(exchange, payload, exchange.usage)
-            return exchange.generate(self._model, payload, change, self._sessions.entry(exchange))
+            formatted, exchange.dialect, change = self._dialects.choose(exchange, payload, exchange.usage)
+            if formatted is not payload and self._model.continues:
+                exchange.keep_continuation(payload)
+            return exchange.generate(self._model, formatted, change, self._sessions.entry(exchange))
         except ModelNotFound as error:
             body = front_end_json({"code": 404, "type": "ModelNotFoundException", "message": str(error)})
             return exchange.close(Response(body, 404, content_type="application/json"), error)

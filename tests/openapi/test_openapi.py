@@ -43,6 +43,25 @@ def test_document_describes_rejected_host_names(checks_names: bool) -> None:
     assert all("403" in path["post"]["responses"] for path in paths.values() if "post" in path)
 
 
+@pytest.mark.parametrize(
+    ("options", "continues"),
+    [({}, True), ({"continuation_seconds": 0}, False), ({"task": "text-embedding"}, False)],
+)
+def test_bodies_for_texts_have_the_token_of_an_earlier_part(options: dict[str, Any], continues: bool) -> None:
+    described = document(**options)
+    for path, has in {
+        "/v1/chat/completions": True,
+        "/v1/messages": True,
+        "/invocations": True,
+        "/tokenize": False,
+    }.items():
+        if path in described["paths"]:
+            schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            names = re.findall(r"#/components/schemas/(\w+)", json.dumps(schema))
+            found = {"continuation" in described["components"]["schemas"][name].get("properties", {}) for name in names}
+            assert (True in found) == (has and continues), path
+
+
 @pytest.mark.parametrize("task", ["text-embedding", "text-ranking"])
 def test_every_component_is_used(task: str) -> None:
     described = document(task=task)

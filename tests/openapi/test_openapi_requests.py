@@ -24,7 +24,8 @@ from serving import Server
 
 from formatters.tgi.float32 import to_float32
 
-DOCUMENT: dict[str, Any] = document()
+DOCUMENT: dict[str, Any] = document(continuation_seconds=0)
+"""Without `continuation`: its tokens cannot be made up."""
 
 JSON_LINES = "application/jsonlines"
 

@@ -193,7 +193,7 @@ def test_refusals(cutting: Server, other: Server) -> None:
 
 
 def test_the_tools_continue_by_themselves(cutting: Server, other: Server, tmp_path: Path) -> None:
-    for name in ("lmi", "chat", "aleph-alpha"):
+    for name in ("lmi", "chat", "anthropic", "aleph-alpha"):
         path, body = CASES[name]
         for fields in ({}, {"stream": True}):
             data = json.dumps({**body, **fields})
@@ -201,6 +201,51 @@ def test_the_tools_continue_by_themselves(cutting: Server, other: Server, tmp_pa
             assert (result.exit_code, result.stdout) == (0, lmi("invoke", "--url", other.url + path, data).stdout)
     once = lmi("invoke", "--url", cutting.url, json.dumps(CASES["lmi"][1]), "--raw").stdout
     assert "continuation" in json.loads(once)
+
+
+OWN_BODIES = """
+from djl_python import Input
+from djl_python.encode_decode import decode
+from djl_python.input_parser import input_formatter
+from djl_python.request_io import RequestInput, TextInput
+
+@input_formatter
+def read(input_item: Input, **kwargs) -> RequestInput:
+    request = TextInput()
+    request.input_text = decode(input_item, "application/json")["question"]
+    request.parameters = {"max_new_tokens": 500}
+    return request
+"""
+
+
+def test_an_input_formatter_need_not_know_the_token(tmp_path: Path, start_server: StartServer) -> None:
+    (tmp_path / "m0").mkdir()
+    (tmp_path / "m0" / "model.py").write_text(OWN_BODIES)
+    server = start_server(DEADLINES.replace("option.dialect=mindie\n", ""), environ=KEY)
+    found = parts(server, {"question": TEXT}, "/invocations")
+    assert len(found) > 1
+    assert "".join(part.text for part in found) == TEXT
+    # A field of the model's own that is no text is left to its formatter.
+    assert shown(answered(server, {"question": TEXT, "continuation": 5}).content).text
+
+
+@pytest.mark.long
+def test_a_long_answer_passes_a_short_time_limit(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an answer of 20 minutes passes SageMaker's limit of 60 seconds: 40 seconds in parts of 4."""
+    slow = f"{OPTIONS}option.echo_tokens_per_second=10\noption.response_deadline=4\noption.stream_deadline=4\n"
+    server = start_server(f"{slow}option.predict_timeout=8\n", "--local-runtime")
+    for name, value in {
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": server.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+    }.items():
+        monkeypatch.setenv(name, value)
+    text = "".join(f"word {number} " for number in range(50))
+    data = json.dumps({"inputs": text, "parameters": {"max_new_tokens": 1000}})
+    result = lmi("invoke", "--endpoint-name", "m", data)
+    assert (result.exit_code, result.stdout) == (0, f"{text}\n")
+    assert server.log.count("continued_tokens") > 5
 
 
 @pytest.mark.parametrize("identities", [["a"] * 9, list("abcdefghi")], ids=["one for all parts", "another for each"])

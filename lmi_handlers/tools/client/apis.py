@@ -16,6 +16,9 @@ DEFAULT_LIMIT = 512
 """Tokens of an answer in APIs whose own default is too short for a chat, such as LMI's 30."""
 
 _REASONING_EVENTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
+_MESSAGES = ("message", "message_start", "content_block_delta", "message_delta")
+"""The types of Anthropic's records that have something to read."""
+
 _TEXTS = ("generated_text", "completion", "translation_text", "summary_text", "text")
 
 
@@ -239,6 +242,35 @@ def _read_aleph_alpha(record: Mapping[str, Any]) -> Said | None:
     return _read_choices(record)
 
 
+# Anthropic
+
+
+def _anthropic(question: Question) -> dict[str, Any]:
+    system = [message["content"] for message in question.messages if message["role"] == "system"]
+    return {
+        "messages": [message for message in question.messages if message["role"] != "system"],
+        **({"system": "\n".join(system)} if system else {}),
+        **_named(question),
+        "max_tokens": question.limit or DEFAULT_LIMIT,
+    }
+
+
+def _read_message(record: Mapping[str, Any]) -> Said | None:
+    kind = record.get("type")
+    if kind not in _MESSAGES:
+        return None
+    content = [record.get("delta")] if kind == "content_block_delta" else record.get("content")
+    blocks = [_mapping(block) for block in content] if isinstance(content, list) else []
+    usage = _mapping(record.get("usage"))  # the first event's is not the whole answer's
+    prompt = [_count(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens")]
+    return Said(
+        text=_joined(_string(block.get("text")) for block in blocks),
+        reasoning="".join(_string(block.get("thinking")) or "" for block in blocks),
+        prompt_tokens=None if prompt[0] is None else prompt[0] + (prompt[1] or 0),
+        output_tokens=_count(usage.get("output_tokens")),
+    )
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -289,6 +321,14 @@ APIS: Mapping[str, Api] = {
     ),
     "mindie": Api(path="/", body=_inputs, read=_read_token, takes_messages=False, measured={"details": True}),
     "aleph-alpha": Api(path="/chat/completions", body=_aleph_alpha, read=_read_aleph_alpha, on_endpoints=False),
+    "anthropic": Api(
+        path="/v1/messages",
+        body=_anthropic,
+        read=_read_message,
+        stop="stop_sequences",
+        on_endpoints=False,
+        measured={"temperature": 0},
+    ),
 }
 
 _READERS = tuple(dict.fromkeys(api.read for api in APIS.values()))

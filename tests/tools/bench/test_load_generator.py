@@ -33,7 +33,7 @@ def run(server: Server, api: str, item: Item = WORDS, **given: object) -> tuple[
     return asyncio.run(send(msgspec.structs.replace(load, **given)))
 
 
-@pytest.mark.parametrize("api", ["openai-chat", "responses", "openai", "lmi", "tgi", "aleph-alpha"])
+@pytest.mark.parametrize("api", ["openai-chat", "responses", "openai", "lmi", "tgi", "aleph-alpha", "anthropic"])
 def test_each_api(echo_server: Server, api: str) -> None:
     timings, duration = run(echo_server, api)
     report = make_report(timings, duration, {})

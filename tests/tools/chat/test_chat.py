@@ -74,7 +74,7 @@ def test_an_endpoint_on_aws(pipe: Pipe, aws: tuple[str, str], api: str) -> None:
         assert ended.stdout in ("Be brief.\n", "Be brief.\n\nUser:\n")
 
 
-@pytest.mark.parametrize("api", ["responses", "aleph-alpha"])
+@pytest.mark.parametrize("api", ["responses", "aleph-alpha", "anthropic"])
 def test_apis_that_endpoints_do_not_have(pipe: Pipe, aws: tuple[str, str], api: str) -> None:
     ended = pipe("one", options=("--api", api), target=aws)
     assert (ended.exit_code, ended.stdout) == (1, "")

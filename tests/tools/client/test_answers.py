@@ -43,6 +43,16 @@ STREAMS = {
     "chat": (sse({"choices": [{"delta": {"content": "Grü"}}]}, {"choices": [{"delta": {"content": "ße"}}]}), SSE),
     "chat-lines": (json_lines({"choices": [{"delta": {"role": "a"}}]}, {"choices": [{"text": "Grüße"}]}), LINES),
     "responses": (sse({"type": "response.created"}, {"type": "response.output_text.delta", "delta": "Grüße"}), SSE),
+    "anthropic": (
+        sse(
+            {"type": "message_start", "message": {"type": "message", "content": [], "usage": {"output_tokens": 1}}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Grü"}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "ße"}},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+        ),
+        SSE,
+    ),
     "done": (sse({"choices": [{"text": "Grüße"}]}) + b": comment\n\ndata: [DONE]\n\n", SSE),
     "not-a-number": (b'{"token": {"text": "Gr\\u00fc\\u00dfe", "logprob": -Infinity}}', LINES),
     "plain": ("Grüße".encode(), "text/plain; charset=utf-8"),
@@ -54,6 +64,10 @@ ANSWERS = {
     "completion": {"choices": [{"text": "Grüße"}]},
     "aleph-alpha": {"completions": [{"completion": "Grüße"}]},
     "responses": {"output": [{"type": "reasoning"}, {"content": [{"type": "output_text", "text": "Grüße"}]}]},
+    "anthropic": {
+        "type": "message",
+        "content": [{"type": "thinking", "thinking": ".."}, {"type": "text", "text": "Grüße"}],
+    },
     "summary": [{"summary_text": "Grüße"}],
 }
 

@@ -140,7 +140,7 @@ export function showParameters(dialect, request, changed) {
   const shared = Object.fromEntries(Object.entries(names).map(([common, own]) => [own, common]));
   const own = new Set([...dialect.own, ...COMMON.filter((name) => names[name] && names[name] !== name)]);
   const fields = Object.entries(properties(path, dialect.body({ ...request, parameters: {}, probabilities: false })))
-    .filter(([name]) => !own.has(name))
+    .filter(([name]) => !own.has(name) && name !== "continuation")
     .map(([name, schema]) => fieldOf(name, schema))
     .map((field) => ({ ...field, shared: shared[field.name] ?? field.name }));
   const rank = ({ shared: name }) => COMMON.indexOf(name);
