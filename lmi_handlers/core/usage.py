@@ -52,6 +52,11 @@ class Usage(msgspec.Struct):
     kv_block_time: float | None = None
     block_size: int = 0
 
+    @property
+    def is_first(self) -> bool:
+        """True unless another request has got the begin of its answer."""
+        return not self.joined or self.paid == Paid()
+
     def charged(self) -> Usage:
         """Return what the request itself has to pay: of an answer that several get, each part is charged once."""
         if not self.joined:
@@ -59,9 +64,9 @@ class Usage(msgspec.Struct):
         charged = msgspec.structs.replace(
             self,
             prompt_tokens=0,
-            cached_tokens=0,
+            cached_tokens=self.cached_tokens if self.is_first else 0,
             generated_tokens=0,
-            queue_time=None,
+            queue_time=self.queue_time if self.is_first else None,
             engine_time=0.0,
             kv_block_time=0.0,
         )

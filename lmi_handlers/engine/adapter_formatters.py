@@ -72,7 +72,7 @@ class AdapterFormatters:
         try:
             script = script_of_adapter(folder, name)
             if script is None:
-                self._forget(name, None)
+                self._forget(name, None, patience=_PATIENCE)
                 return
             if self._ask(LoadFormatters(script, version, only_asks=True)) is not None:
                 code = msgspec.structs.replace(self._code, scripts=(script,), follows_adapters=False)
@@ -89,9 +89,9 @@ class AdapterFormatters:
         if (version := self._versions.pop(name, None)) is not None:
             self._forget(name, version)
 
-    def _forget(self, name: str, version: int | None) -> None:
-        with contextlib.suppress(LoadFailed, ConfigError):  # a process that is being started does not load them
-            self._ask(UnloadFormatters(name, version), patience=0.0)
+    def _forget(self, name: str, version: int | None, patience: float = 0.0) -> None:
+        with contextlib.suppress(LoadFailed, ConfigError):  # the process will be started, and reads the registry
+            self._ask(UnloadFormatters(name, version), patience)
 
     def _ask(self, change: FormatterChange, patience: float = _PATIENCE) -> str | None:
         """Return the error of a change, or None. Raises `LoadFailed` if the process is not there after `patience` seconds."""

@@ -186,7 +186,8 @@ class AdapterManager:
                 adapters[name] = known
         if self._formatters is not None and not known.is_own:
             # Their process may have been started again meanwhile, before it could read of the adapter in the registry.
-            self._formatters.load(name, Path(known.folder), known.version)
+            with contextlib.suppress(LMIError):  # if they cannot be loaded again, requests fail and say why
+                self._formatters.load(name, Path(known.folder), known.version)
 
     def _add(
         self, name: str, wanted: RegisteredAdapter, run: Callable[[Callable[[], None]], object]

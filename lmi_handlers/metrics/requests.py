@@ -170,7 +170,7 @@ class RequestMetrics:
         first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
         if first is None or validation is None or queue is None:
             return
-        if not usage.joined:
+        if usage.is_first:
             self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
             self._cells.add(catalogue.CACHED_TOKENS, usage.cached_tokens)
         self._observe(max(0, usage.prompt_tokens - usage.cached_tokens), catalogue.REQUEST_COMPUTED_TOKENS)

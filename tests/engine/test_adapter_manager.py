@@ -11,15 +11,24 @@ from typing import Any, NoReturn
 
 import pytest
 from facts import raises, says
+from msgspec.msgpack import Decoder
 from paged_runner import StoredTokensBackend, StoredTokensRunner
 from waiting import wait_until
 
 from backends.paged.adapter_cache import AdapterCache
+from lmi_handlers.config.formatter_code import FormatterCode
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LoadFailed
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import adapter_manager
+from lmi_handlers.engine.adapter_formatters import (
+    AdapterFormatters,
+    FormatterChange,
+    FormattersChanged,
+    LoadFormatters,
+)
 from lmi_handlers.engine.adapter_manager import AdapterManager
 from lmi_handlers.engine.adapter_registry import Adapters, RegisteredAdapter, changing, read_registry
 from lmi_handlers.engine.adapters import Stores, local_source
@@ -36,8 +45,11 @@ from lmi_handlers.engine.messages import (
     UnloadAdapter,
 )
 from lmi_handlers.engine.replicas import Replicas
+from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.worker_server import WorkerServer
 from lmi_handlers.model_files.adapter_weights import CONFIG_NAME
+from lmi_handlers.workers.channel import Channel
+from lmi_handlers.workers.host import listen
 
 
 class RecordingWorker:
@@ -62,7 +74,9 @@ class RecordingWorker:
 class Adapted:
     """An engine loop with a manager, on a backend whose adapters are the names of their folders."""
 
-    def __init__(self, folder: Path, refused: str = "broken", own: str = "") -> None:
+    def __init__(
+        self, folder: Path, refused: str = "broken", own: str = "", formatters: AdapterFormatters | None = None
+    ) -> None:
         """`refused` is the folder of an adapter that this engine cannot load, `own` that of the model's adapter "own"."""
         self.refused = refused
         self.store = folder / "store"
@@ -87,6 +101,7 @@ class Adapted:
             open_own=contextlib.nullcontext,
             adapters={"own": RegisteredAdapter(str(path), folder=str(path))} if own else {},
             reserved=("model",),
+            formatters=formatters,
         )
         self.manager.restore()
         self.socket = self.runtime_dir / f"{id(self)}.sock"
@@ -384,3 +399,67 @@ def test_adapter_that_one_engine_refuses_is_on_none(adapted: Adapted, tmp_path: 
     scarce.manager.follow()
     wait_until(lambda: scarce.manager.names == ("x", "y"))
     scarce.stop()
+
+
+FORMATTER = """
+from djl_python.output_formatter import output_formatter
+
+@output_formatter
+def write(response: dict) -> dict:
+    return {}
+"""
+
+
+class ForgetfulProcess:
+    """Answers as the process that runs formatters. It ends right after the first load, and is started again with none."""
+
+    def __init__(self, path: Path) -> None:
+        self.loaded: dict[str, int] = {}
+        self.loads = 0
+        self._stopping = threading.Event()
+        self._listener = listen(path)
+        self._listener.settimeout(0.1)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                sock, _ = self._listener.accept()
+                channel: Channel[FormattersChanged, FormatterChange] = Channel(sock, Decoder(FormatterChange))
+                with contextlib.closing(channel):
+                    for change in channel.receive():
+                        channel.send(FormattersChanged(self._changed(change)))
+
+    def _changed(self, change: FormatterChange) -> str | None:
+        assert isinstance(change, LoadFormatters)
+        name = change.script.adapter
+        if change.only_asks:
+            return None if self.loaded.get(name) == change.version else "not loaded"
+        self.loads += 1
+        if self.loads > 1:
+            self.loaded[name] = change.version
+        return None
+
+
+def test_formatters_whose_process_ends_before_they_are_registered(adapted: Adapted, tmp_path: Path) -> None:
+    (adapted.store / "a" / "model.py").write_text(FORMATTER)
+    code = FormatterCode(scripts=(), directory="/", properties={}, follows_adapters=True)
+    runtime_dir = tmp_path / "runtime"
+    settings = EngineSettings(
+        runtime_dir=str(runtime_dir), properties=ServingProperties(), started=0.0, formatters=code
+    )
+    process = ForgetfulProcess(settings.formatter_changes_path)
+    other = Adapted(tmp_path, formatters=AdapterFormatters(settings))
+    try:
+        assert other.send(LoadAdapter(1, "x", "a", 7)) == ""
+        assert other.registry["x"].version == 7
+        assert (process.loaded, process.loads) == ({"x": 7}, 2)
+    finally:
+        process.stop()
+        other.stop()

@@ -200,6 +200,17 @@ def test_each_token_is_paid_once() -> None:
     assert 0 < last.paid.engine_time < engine.loop.busy_time
 
 
+def test_nothing_is_paid_by_a_client_that_left_before_the_begin() -> None:
+    engine = Engine(batch=1)
+    running = engine.client(asked("other", b"abc"))
+    first, second = (engine.client(asked("call", b"an answer")) for _ in range(2))
+    engine.turn()
+    first.leave()
+    engine.finish()
+    assert (second.joined, second.paid) == (True, Paid())
+    assert running.charged + second.charged == engine.loop.shared_tokens
+
+
 def test_only_so_many_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks more often waits in the queue like others."""
     monkeypatch.setattr(shared_answers, "MAX_JOINS", 2)

@@ -104,6 +104,11 @@ def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
     assert 'lmi_key_requests_total{key_label="team-0"} 4\n' in page
     assert 'lmi_key_prompt_tokens_total{key_label="team-0"} 6\n' in page
     assert 'lmi_key_generated_tokens_total{key_label="team-0"} 9\n' in page
+    assert 'lmi_key_cached_tokens_total{key_label="team-0"} 0\n' in page
+    one.ended(Usage(started=0.0, prompt_tokens=3, cached_tokens=2, joined=True, paid=Paid()), "team-0")
+    page = keys.exposition(keys.KEYS, [({}, one.values())])
+    assert 'lmi_key_prompt_tokens_total{key_label="team-0"} 6\n' in page
+    assert 'lmi_key_cached_tokens_total{key_label="team-0"} 2\n' in page
     one.close()
     other.close()
 
