@@ -182,8 +182,8 @@ class Answer:
         size = _size(output)
         self._size += size
         # The last record of a stream may repeat every token.
-        size = size if output.finish_reason is None else self._size
-        delta = self._delta(item, size)
+        is_large = (size if output.finish_reason is None else self._size) > _LARGE
+        delta = self._delta(item, is_large=is_large)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
             usage.longest_sequence = max(usage.longest_sequence, self._token_counts[item.index])
@@ -191,15 +191,19 @@ class Answer:
                 self._generation.abort(item.index)
         if self._on_complete is not None:
             self._text.append(delta.text)
-        return self._rewritten(self._runner_of_formatter(size)(self._formatter.feed, delta))
+        if is_large and not self._formatter.waits:
+            data = self._run_beside(self._formatter.feed, delta)
+        else:
+            data = self._formatter.feed(delta)
+        return data if self._rewriter is None else self._rewritten(data)
 
-    def _delta(self, item: SequenceOutput, size: int) -> TextDelta:
+    def _delta(self, item: SequenceOutput, *, is_large: bool) -> TextDelta:
         text = self._texts[item.index]
         if self._continued is not None and isinstance(text, SequenceText):
             if self.usage.continuation is not None:
                 return text.interrupt()
             self._continued.generated.extend(item.output.token_ids)
-        return self._runner(size)(text.feed, item.output)
+        return self._run_beside(text.feed, item.output) if is_large else text.feed(item.output)
 
     def _note_cut(self, option: str) -> None:
         """A time limit has ended the text: only the last deltas are still to come."""
@@ -247,13 +251,15 @@ def _tell(reader: Reader, output: SequenceOutput | None) -> None:
 
 def _size(output: TokenOutput) -> int:
     """The number of tokens in an output, including prompt tokens and alternatives. A vector counts as some tokens."""
-    generated = len(output.token_ids) * (1 + _alternatives(output.top_logprobs))
-    generated += len(output.embedding or b"") // _BYTES_PER_TOKEN
-    return generated + len(output.prompt_logprobs or ()) * (1 + _alternatives(output.prompt_top_logprobs))
-
-
-def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
-    return len(top[-1] or ()) if top else 0
+    size = len(output.token_ids)
+    if output.top_logprobs:
+        size *= 1 + len(output.top_logprobs[-1] or ())
+    if output.embedding:
+        size += len(output.embedding) // _BYTES_PER_TOKEN
+    if output.prompt_logprobs:
+        top = output.prompt_top_logprobs
+        size += len(output.prompt_logprobs) * (1 + len((top[-1] if top else None) or ()))
+    return size
 
 
 def _unforeseen(error: Exception) -> RequestFailed:

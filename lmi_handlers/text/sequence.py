@@ -71,7 +71,7 @@ class SequenceText:
             prompt_tokens = self._prompt_tokens(output.prompt_logprobs, output.prompt_top_logprobs)
         tokens: list[Token] = []
         text = ""
-        end = self._ending_token(output)
+        end = None if output.finish_reason is None else self._ending_token(output)
         for position, token_id in enumerate(output.token_ids):
             piece = "" if position == end and not self._rules.include_stop else self._detokenizer.feed(token_id)
             token = self._token(output, position, piece)

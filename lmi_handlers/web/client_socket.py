@@ -231,7 +231,7 @@ class ClientSocket:
         """
         self._held += b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
         self._ahead = 0
-        if self._sock.gettimeout() != 0:
+        if self._sock.timeout != 0:
             self._sock.settimeout(0)
         try:
             self._held = self._held[self._sock.send(self._held) :]

@@ -162,6 +162,8 @@ class StreamBody:
 
     def _write(self, sock: ClientSocket, chunk: bytes) -> bool:
         """Write without waiting. Returns False if something is left for `flush`."""
+        if not self._by_record:
+            return not chunk or sock.write_chunk(chunk)
         complete = True
         for part in self._parts(chunk):
             complete = sock.write_chunk(part)
