@@ -41,7 +41,8 @@ class NotProvided:
 
     def refuses(self, value: str) -> bool:
         """Tell whether `value` asks for something that is not supported."""
-        return not any(fnmatchcase(value.strip().lower(), pattern) for pattern in ("", *self.harmless))
+        given = value.strip().lower()
+        return bool(given) and not any(fnmatchcase(given, pattern) for pattern in self.harmless)
 
 
 _OFF = ("false", "0", "no", "off")

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Flask, Response, request
+from flask import Flask, Request, Response
 from werkzeug.datastructures import EnvironHeaders, Headers
 from werkzeug.exceptions import Forbidden
 
 from lmi_handlers.config.server_settings import ip_address, is_loopback, parse_origins
 from lmi_handlers.web.api_keys import ApiKeys
-from lmi_handlers.web.connection import local_port
+from lmi_handlers.web.connection import current_request, local_port
 
 ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
@@ -99,25 +99,26 @@ class AccessControl:
 
     def _admit(self) -> Response | None:
         """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
+        request = current_request()
         if ADMITTED in request.environ:
             return None
         if self.has_key:
             request.environ[HAS_KEY] = True
-        if self._names_matter() and not self._is_local(_host_name(request.host)):
+        if self._names_matter(request) and not self._is_local(_host_name(request.host)):
             raise Forbidden(
                 f"host name {request.host[:100]!r} is not allowed, because this server listens on the loopback interface; "
                 f"an origin with this name in {_OPTION} allows it"
             )
         if request.method == "OPTIONS":
             allowed = "content-type,authorization" if self.has_key else "content-type"
-            if self._from_allowed_page():  # OpenAI's client always sends a key and its own headers
+            if self._from_allowed_page(request):  # OpenAI's client always sends a key and its own headers
                 allowed = request.headers.get("Access-Control-Request-Headers") or allowed
             return Response(
                 headers={"Access-Control-Allow-Methods": "GET,POST,PUT,DELETE", "Access-Control-Allow-Headers": allowed}
             )
         if not needs_permission(request.method, request.path):
             return None
-        if not self._from_allowed_page():
+        if not self._from_allowed_page(request):
             origin = request.headers.get("Origin")
             page = "another site" if origin is None else f"origin {origin[:200]!r}"
             raise Forbidden(f"requests from {page} are not allowed; {_OPTION} lists the allowed origins")
@@ -132,22 +133,22 @@ class AccessControl:
         """Return the label of the key in a request's headers, or None if there is no valid one."""
         return next(filter(None, map(self._keys.label_of, _given_keys(headers))), None)
 
-    def _names_matter(self) -> bool:
+    def _names_matter(self, request: Request) -> bool:
         if self.checks_names:
             return True
         return self._checked_port is not None and local_port(request.environ) == self._checked_port
 
-    def _from_allowed_page(self) -> bool:
+    def _from_allowed_page(self, request: Request) -> bool:
         """True if the request comes from an allowed page or, judging by its headers, from no other site's page."""
         if ANY_ORIGIN in self._listed:
             return True
         origin = request.headers.get("Origin")
         if origin is None:
             return request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-        return self._allows(origin)
+        return self._allows(origin, request)
 
-    def _allows(self, origin: str) -> bool:
-        """True if `origin` is allowed: scheme, host and port, or "null" for a page that hides its origin."""
+    def _allows(self, origin: str, request: Request) -> bool:
+        """True if `origin` is allowed for a request: scheme, host and port, or "null" for a page that hides its origin."""
         if origin.lower() in self._listed:
             return True
         _, separator, host = origin.lower().partition("://")
@@ -163,10 +164,11 @@ class AccessControl:
         return name in self._names or is_loopback(name) or ip_address(name) is not None
 
     def _mark(self, response: Response) -> Response:
+        request = current_request()
         origin = request.headers.get("Origin")
         if ANY_ORIGIN in self._listed:
             response.headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
-        elif origin is not None and self._allows(origin):
+        elif origin is not None and self._allows(origin, request):
             response.headers["Access-Control-Allow-Origin"] = origin
         response.headers["Vary"] = f"{response.headers['Vary']}, {_VARY}" if "Vary" in response.headers else _VARY
         return response

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 import msgspec
-from flask import Response, current_app, request
+from flask import Response, current_app
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.base import Dialect, Payload, dialect_name
@@ -40,7 +41,7 @@ from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
-from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
+from lmi_handlers.web.connection import client_connected, current_request, hold_next, limit_writes
 from lmi_handlers.web.identity import INFERENCE_ID, identify
 from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
@@ -58,25 +59,30 @@ dialects that a field of the body chooses on this route, by field."""
 class Exchange:
     """The request that Flask is handling: its id, its `dialect`, the response headers and its log line.
 
+    `http` is Flask's object, and `forwarded_api` the call of SageMaker's API that the client has made, if it says so.
     `counts` is false for a request that the metrics leave out, for example one that generates nothing. `hurries` is false
     for one that SageMaker's time limits do not apply to: then no deadline cuts its answer. `explains` is set
     for one that is only explained.
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
-        model: Served = current_app.extensions["lmi_model"]
+        extensions = current_app.extensions
+        model: Served = extensions["lmi_model"]
+        self.http = current_request()
+        headers, environ = self.http.headers, self.http.environ
         self._arrived = time.monotonic()
-        self.usage = Usage(started=self._arrived, key_label=request.environ.get(KEY_LABEL, ""))
-        self.explains: Mapping[str, Dialect] | None = request.environ.get(EXPLAINS)
+        self.usage = Usage(started=self._arrived, key_label=environ.get(KEY_LABEL, ""))
+        self.explains: Mapping[str, Dialect] | None = environ.get(EXPLAINS)
         self.counts = counts and self.explains is None
-        self.hurries = request.headers.get(_FORWARDED_API) != "InvokeEndpointAsync"
+        self.forwarded_api = headers.get(_FORWARDED_API)
+        self.hurries = self.forwarded_api != "InvokeEndpointAsync"
         self._request: GenerationRequest | None = None
         self._model = model
-        self._arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
-        self.environ = request.environ
-        self.connected = partial(client_connected, request.environ)
-        self.limit_writes = partial(limit_writes, request.environ)
-        self.hold_next = partial(hold_next, request.environ)
+        self._arriving: ArrivingBodies = extensions["lmi_bodies"]
+        self.environ = environ
+        self.connected = partial(client_connected, environ)
+        self.limit_writes = partial(limit_writes, environ)
+        self.hold_next = partial(hold_next, environ)
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
@@ -84,11 +90,15 @@ class Exchange:
         self._receipt: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
         self._continuation: str | None = None  # for a body without one
-        self._path = request.path if self.explains is None else EXPLAIN_PATH
-        self.request_id = request_id()
+        self._path = self.http.path if self.explains is None else EXPLAIN_PATH
+        self.request_id = request_id(headers)
         self.headers["x-request-id"] = self.request_id
-        if request.headers.get(INFERENCE_ID):
+        if headers.get(INFERENCE_ID):
             self.headers[INFERENCE_ID] = self.request_id
+
+    def argument(self, name: str) -> str | None:
+        """Return an argument of the request's query, which few requests have."""
+        return self.http.args.get(name) if self.http.query_string else None
 
     def body(self, max_request_size: int) -> bytes:
         """Read the request body. Raises `PayloadTooLarge` if it has more than `max_request_size` bytes.
@@ -97,21 +107,22 @@ class Exchange:
         not supported, `InvalidRequest` if the custom attributes are not valid, and `QueueFull` if too many large
         bodies are arriving.
         """
-        attributes = self._given_attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
+        headers = self.http.headers
+        attributes = self._given_attributes = parse_attributes(headers.get(CUSTOM_ATTRIBUTES, ""))
         self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
         self._continuation = attributes.get(continuation.ATTRIBUTE)
         self._add_attributes({})
-        check_headers(request.headers.get, attributes)
+        check_headers(headers.get, attributes)
         return self.any_body(max_request_size)
 
     def any_body(self, max_request_size: int) -> bytes:
         """Read the request body like `body`, whatever the headers ask for."""
-        coding = request.headers.get("Content-Encoding", "identity")
+        coding = self.http.headers.get("Content-Encoding", "identity")
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
         try:
-            data = self._arriving.read(request.stream)
+            data = self._arriving.read(self.http.stream)
         except RequestEntityTooLarge:
             data = None
         if data is None or len(data) > max_request_size:
@@ -125,8 +136,8 @@ class Exchange:
             return
         if attributes is None:
             with contextlib.suppress(InvalidRequest):  # the model's own code reads them as it likes
-                attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
-        self.usage.tenant = tenant_of(self._model.tenant_attribute, attributes or {}, request.headers.get)
+                attributes = parse_attributes(self.http.headers.get(CUSTOM_ATTRIBUTES, ""))
+        self.usage.tenant = tenant_of(self._model.tenant_attribute, attributes or {}, self.http.headers.get)
 
     def _add_receipt(self, *, complete: bool) -> None:
         """Tell the client what its request has cost, if that is wanted."""
@@ -193,7 +204,7 @@ class Exchange:
 
     def _identified(self, parsed: Parsed) -> Parsed:
         """Add the identity of the request, if its client has given it one."""
-        identified = identify(parsed.request, request.headers, self._given_attributes, self.usage)
+        identified = identify(parsed.request, self.http.headers, self._given_attributes, self.usage)
         return parsed if identified is parsed.request else msgspec.structs.replace(parsed, request=identified)
 
     @property
@@ -318,9 +329,9 @@ def take_continuation(payload: Payload) -> tuple[str | None, Payload]:
     return token, msgspec.structs.replace(payload, data=data)
 
 
-def request_id() -> str:
-    """Return the id that the client has given to the current request, else a new one."""
-    given = request.headers.get(INFERENCE_ID) or request.headers.get("x-request-id")
+def request_id(headers: Headers) -> str:
+    """Return the id that the client has given to the request with these headers, else a new one."""
+    given = headers.get(INFERENCE_ID) or headers.get("x-request-id")
     return _header_value(given) if given else str(uuid.uuid4())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Response, request
+from flask import Response
 
 from lmi_handlers.apis.base import Payload, front_end_json
 from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
@@ -33,7 +33,7 @@ class InvocationsView:
         """Answer `POST /invocations`, `/predictions/<model>` or `/models/<model>/invoke`."""
         exchange = Exchange(self._endpoint.native)
         try:
-            self._check_model(model or request.args.get("model_name"))
+            self._check_model(model or exchange.argument("model_name"))
             payload = self._payload(exchange)
             if payload.content_type in CONTENT_TYPES:
                 self._budget.check_lines(payload.data)
@@ -46,7 +46,7 @@ class InvocationsView:
                     return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
             if payload.content_type == "text/plain":
                 self._budget.check_text(payload.data)
-            elif request.is_json or not self._dialects.any_content:
+            elif exchange.http.is_json or not self._dialects.any_content:
                 self._budget.check_json(payload.data)
             if exchange.explains is None and (response := self._sessions.answer(exchange, payload)) is not None:
                 return response
@@ -65,12 +65,13 @@ class InvocationsView:
             raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
 
     def _payload(self, exchange: Exchange) -> Payload:
+        headers = exchange.http.headers
         return Payload(
             data=exchange.body(self._max_request_size),
             request_id=exchange.request_id,
-            content_type=request.mimetype,
-            accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
-            stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
+            content_type=exchange.http.mimetype,
+            accept=headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
+            stream=exchange.forwarded_api == "InvokeEndpointWithResponseStream",
             # "" means the base model, as in a body.
-            adapter=request.headers.get(ADAPTER_IDENTIFIER) or request.args.get("adapter") or None,
+            adapter=headers.get(ADAPTER_IDENTIFIER) or exchange.argument("adapter") or None,
         )

@@ -66,7 +66,7 @@ class Sessions:
         if decode_typed(payload.data, _SessionRequest).request_type == NEW_SESSION:
             result = f"Session {self._begin(exchange).session_id} created"
         else:
-            session_id = request.headers.get(SESSION_ID, "")
+            session_id = exchange.http.headers.get(SESSION_ID, "")
             self._store.close(session_id)
             exchange.headers[CLOSED_SESSION_ID] = session_id
             result = f"Session {session_id} closed"
@@ -77,7 +77,7 @@ class Sessions:
 
         Raises `InvalidRequest`.
         """
-        session_id = request.headers.get(SESSION_ID)
+        session_id = exchange.http.headers.get(SESSION_ID)
         if not session_id:
             return unchanged
         self._check_enabled()

@@ -47,7 +47,7 @@ def store_front_app(
         if refusal is None:
             return None
         response = _with_retry(errors.refusal(refusal.error), refusal.error)
-        response.headers["x-request-id"] = request_id()
+        response.headers["x-request-id"] = request_id(request.headers)
         _note(refusal, response, apps)
         return response
 
