@@ -50,11 +50,12 @@ class Cells:
     def set(self, gauge: Metric, value: float, label_value: str = "") -> None:
         self._cells[gauge.first + gauge.label_values.index(label_value)] = value
 
-    def observe(self, histogram: Metric, value: float, times: int = 1) -> None:
-        """Count a value, `times` times."""
-        cells, first = self._cells, histogram.first
-        cells[first + bisect_left(histogram.buckets, value)] += times
-        cells[first + len(histogram.buckets) + 1] += value * times
+    def observe(self, value: float, *histograms: Metric, times: int = 1) -> None:
+        """Count a value in each histogram, `times` times."""
+        cells = self._cells
+        for histogram in histograms:
+            cells[histogram.first + bisect_left(histogram.buckets, value)] += times
+            cells[histogram.first + len(histogram.buckets) + 1] += value * times
 
 
 def totals(directory: Path, catalogue: Catalogue) -> list[float]:

@@ -23,7 +23,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics import catalogue, engine_info, keys
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
-from lmi_handlers.metrics.series import Metric, Values, exposition
+from lmi_handlers.metrics.series import Values, exposition
 from lmi_handlers.metrics.shadow import Comparison, Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,7 +110,7 @@ class RequestMetrics:
             if not shared:
                 self._cells.add(catalogue.GENERATION_TOKENS, tokens)
             if gap is not None:
-                self._cells.observe(catalogue.INTER_TOKEN_LATENCY, gap / tokens, tokens)
+                self._cells.observe(gap / tokens, catalogue.INTER_TOKEN_LATENCY, times=tokens)
 
     def responded(self, status: int) -> None:
         """Count a response, whatever it answers."""
@@ -133,7 +133,7 @@ class RequestMetrics:
             self._cells.add(catalogue.SHADOW_NATS, comparison.shadow_nats, sampling)
             self._cells.add(catalogue.SHADOW_MODEL_NATS, comparison.model_nats or 0.0, sampling)
             self._cells.add(catalogue.SHADOW_READ_TOKENS, comparison.read_tokens)
-            self._observe(comparison.seconds, catalogue.SHADOW_SECONDS)
+            self._cells.observe(comparison.seconds, catalogue.SHADOW_SECONDS)
 
     def ended(self, usage: Usage, error: LMIError | None) -> None:
         """Count a request that was answered in full, or that failed with `error`."""
@@ -173,36 +173,32 @@ class RequestMetrics:
         if usage.is_first:
             self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
             self._cells.add(catalogue.CACHED_TOKENS, usage.cached_tokens)
-        self._observe(max(0, usage.prompt_tokens - usage.cached_tokens), catalogue.REQUEST_COMPUTED_TOKENS)
-        self._observe(usage.samples, catalogue.REQUEST_SAMPLES)
-        self._observe(usage.prompt_tokens, catalogue.INPUT_LENGTH, catalogue.REQUEST_PROMPT_TOKENS)
-        self._observe(usage.max_tokens, catalogue.MAX_NEW_TOKENS, catalogue.REQUEST_MAX_TOKENS)
-        self._observe(validation, catalogue.VALIDATION_DURATION)
-        self._observe(queue, catalogue.QUEUE_DURATION, catalogue.QUEUE_TIME)
-        self._observe(first, catalogue.TIME_TO_FIRST_TOKEN)
-        self._observe(max(0.0, first - validation - queue), catalogue.PREFILL_TIME)
+        self._cells.observe(max(0, usage.prompt_tokens - usage.cached_tokens), catalogue.REQUEST_COMPUTED_TOKENS)
+        self._cells.observe(usage.samples, catalogue.REQUEST_SAMPLES)
+        self._cells.observe(usage.prompt_tokens, catalogue.INPUT_LENGTH, catalogue.REQUEST_PROMPT_TOKENS)
+        self._cells.observe(usage.max_tokens, catalogue.MAX_NEW_TOKENS, catalogue.REQUEST_MAX_TOKENS)
+        self._cells.observe(validation, catalogue.VALIDATION_DURATION)
+        self._cells.observe(queue, catalogue.QUEUE_DURATION, catalogue.QUEUE_TIME)
+        self._cells.observe(first, catalogue.TIME_TO_FIRST_TOKEN)
+        self._cells.observe(max(0.0, first - validation - queue), catalogue.PREFILL_TIME)
 
     def _measure_answer(self, usage: Usage, duration: float) -> None:
         """Observe the values that are known once the answer is complete."""
         tokens, sequences = usage.generated_tokens, usage.sequences
-        self._observe(duration, catalogue.DURATION, catalogue.E2E_LATENCY)
-        self._observe(tokens, catalogue.GENERATED_TOKENS, catalogue.REQUEST_GENERATION_TOKENS)
-        self._observe(usage.longest_sequence, catalogue.REQUEST_LONGEST_SEQUENCE)
+        self._cells.observe(duration, catalogue.DURATION, catalogue.E2E_LATENCY)
+        self._cells.observe(tokens, catalogue.GENERATED_TOKENS, catalogue.REQUEST_GENERATION_TOKENS)
+        self._cells.observe(usage.longest_sequence, catalogue.REQUEST_LONGEST_SEQUENCE)
         first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
         if first is None or validation is None or queue is None:
             return
         inference, decode = max(0.0, duration - validation - queue), max(0.0, duration - first)
-        self._observe(inference, catalogue.INFERENCE_DURATION, catalogue.INFERENCE_TIME)
-        self._observe(decode, catalogue.DECODE_TIME)
+        self._cells.observe(inference, catalogue.INFERENCE_DURATION, catalogue.INFERENCE_TIME)
+        self._cells.observe(decode, catalogue.DECODE_TIME)
         # Sequences run in parallel: while one gets a token, each of the others gets one too.
         if tokens:
-            self._observe(inference * sequences / tokens, catalogue.TIME_PER_TOKEN)
+            self._cells.observe(inference * sequences / tokens, catalogue.TIME_PER_TOKEN)
         if tokens > sequences:
-            self._observe(decode * sequences / (tokens - sequences), catalogue.TIME_PER_OUTPUT_TOKEN)
-
-    def _observe(self, value: float, *histograms: Metric) -> None:
-        for histogram in histograms:
-            self._cells.observe(histogram, value)
+            self._cells.observe(decode * sequences / (tokens - sequences), catalogue.TIME_PER_OUTPUT_TOKEN)
 
 
 def failure_cause(error: LMIError) -> str:

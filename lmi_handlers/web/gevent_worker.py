@@ -61,6 +61,11 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.worker_connections += min(_MARGIN, files // 4)
 
+    def init_process(self) -> None:
+        # They do not change any more, and gunicorn would look up two dozen of them for each request, in two calls each.
+        vars(self.cfg).update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        super().init_process()
+
     def patch(self) -> None:
         """Patch the standard library. gevent looks for plug-ins 25 times and would read all packages' metadata each time."""
         read_again = importlib.metadata.entry_points

@@ -481,8 +481,8 @@ def test_observations_are_counted_in_their_buckets(tmp_path: Path) -> None:
     histogram = catalogue.metrics[2]
     cells = Cells(tmp_path / "metrics", catalogue)
     for value in (0, 0.25, 0.5, 0.75, 10, 10.5):
-        cells.observe(histogram, value)
-    cells.observe(histogram, 1, times=10)
+        cells.observe(value, histogram)
+    cells.observe(1, histogram, times=10)
     assert totals(tmp_path / "metrics", catalogue) == [0, 0, 0, 3, 12, 1, 32]
 
 

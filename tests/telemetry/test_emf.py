@@ -122,19 +122,19 @@ def test_quantiles_are_those_of_the_period(tmp_path: Path) -> None:
     readings = [totals(tmp_path / "metrics", CATALOGUE)]
     for seconds in ([9.0] * 50, [0.3] * 10 + [0.45] * 80 + [0.7] * 10):
         for value in seconds:
-            cells.observe(E2E_LATENCY, value)
+            cells.observe(value, E2E_LATENCY)
         readings.append(totals(tmp_path / "metrics", CATALOGUE))
     second = Interval(readings[1], readings[2])
     assert second.quantile(E2E_LATENCY, 0.1) == pytest.approx(0.3)
     assert second.quantile(E2E_LATENCY, 0.5) == pytest.approx(0.4)
     assert second.quantile(E2E_LATENCY, 0.95) == pytest.approx(0.65)
     assert second.quantile(TIME_TO_FIRST_TOKEN, 0.5) is None
-    cells.observe(DURATION, 0.02)
-    cells.observe(QUEUE_DURATION, 0.0001)
+    cells.observe(0.02, DURATION)
+    cells.observe(0.0001, QUEUE_DURATION)
     fast = checked(EmfLines("LMI", "m", {}).line(Interval(readings[2], totals(tmp_path / "metrics", CATALOGUE)), 1))
     assert 15 < fast["RequestLatencyP50"] < 25, "also far below vLLM's first bucket, 0.3 s"
     assert fast["QueueTimeP50"] < 0.2, "there was no queue"
-    cells.observe(E2E_LATENCY, 1e6, times=1000)
+    cells.observe(1e6, E2E_LATENCY, times=1000)
     beyond = Interval(readings[2], totals(tmp_path / "metrics", CATALOGUE))
     assert beyond.quantile(E2E_LATENCY, 0.5) == E2E_LATENCY.buckets[-1]
     assert "FirstTokenLatencyP50" not in fast
