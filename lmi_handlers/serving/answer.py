@@ -106,14 +106,22 @@ class Answer:
 
     def tell(self, reader: Reader) -> bool:
         """Tell `reader` from now on when there is a chunk. Returns False, and never does, if any chunk may take long."""
-        if not isinstance(self._generation, InFlightRequest) or self._formatter.waits or self._rewriter is not None:
+        if not isinstance(self._generation, InFlightRequest) or self._makes_wait:
             return False
         self._generation.on_arrival = partial(_tell, reader)
         return True
 
+    def is_over(self) -> bool:
+        """Tell whether no more outputs will arrive, and iterating to the end does not wait for another process."""
+        return isinstance(self._generation, InFlightRequest) and not self._generation.running and not self._makes_wait
+
     def ready(self) -> bool:
         """Tell whether iterating goes on without waiting for the engine. Only known after `tell` has returned True."""
         return isinstance(self._generation, InFlightRequest) and self._generation.ready()
+
+    @property
+    def _makes_wait(self) -> bool:
+        return self._formatter.waits or self._rewriter is not None
 
     def close(self) -> None:
         """Abort the generation."""

@@ -224,13 +224,16 @@ class ClientSocket:
             data, self._held = self._held + data, b""
             self._write(data, *flags)
 
-    def write_chunk(self, data: bytes) -> bool:
+    def write_chunk(self, data: bytes, *, last: bool = False) -> bool:
         """Write a part of the answer's body, framed as gunicorn does, as far as the client takes it without waiting.
 
-        Returns False if some of it is left. `flush` sends that, within the time limits.
+        Returns False if some of it is left. `flush` sends that, within the time limits. If it is the `last` part, it is sent
+        together with the end of the answer, which must follow at once.
         """
         self._held += b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
         self._ahead = 0
+        if last:
+            return True
         if self._sock.timeout != 0:
             self._sock.settimeout(0)
         try:

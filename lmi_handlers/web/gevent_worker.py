@@ -63,7 +63,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
 
     def init_process(self) -> None:
         # They do not change any more, and gunicorn would look up two dozen of them for each request, in two calls each.
-        vars(self.cfg).update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         super().init_process()
 
     def patch(self) -> None:

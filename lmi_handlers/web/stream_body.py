@@ -52,6 +52,9 @@ class Telling(Protocol):
     def ready(self) -> bool:
         """Tell whether iterating goes on at once: more has arrived, or nothing more will."""
 
+    def is_over(self) -> bool:
+        """Tell whether nothing more will arrive, and the rest is made without waiting."""
+
 
 class StreamBody:
     """A streamed response body: `first`, then the chunks of `rest`.
@@ -101,10 +104,17 @@ class StreamBody:
     def __iter__(self) -> Iterator[bytes]:
         with contextlib.suppress(ClientDisconnected):  # from a batch body; the client has gone
             self._limit_writes()
+            sock, telling = self._socket, self._telling
+            if sock is not None and telling is not None and telling.is_over():
+                yield b""  # the head, which is held
+                for chunk in (self._first, *self._rest):
+                    self._write(sock, chunk, last=True)
+                self._failure = None
+                return
             yield from self._parts(self._first) or [b""]
             give_way()  # in a burst, the first bytes of all answers go before the rest of any
-            if self._socket is not None and self._telling is not None and self._telling.tell(self):
-                self._share(self._socket, self._telling)
+            if sock is not None and telling is not None and telling.tell(self):
+                self._share(sock, telling)
             else:
                 for chunk in self._rest:
                     for part in self._parts(chunk):
@@ -141,6 +151,9 @@ class StreamBody:
     def _share(self, sock: ClientSocket, answer: Telling) -> None:
         """Write what may take long, and let others write the rest."""
         for chunk in self._rest:
+            if answer.is_over():
+                self._write(sock, chunk, last=True)
+                continue
             self._write(sock, chunk)
             sock.flush()
             if not answer.ready():
@@ -160,13 +173,13 @@ class StreamBody:
             finally:
                 self._raised = None  # its traceback refers to this object
 
-    def _write(self, sock: ClientSocket, chunk: bytes) -> bool:
+    def _write(self, sock: ClientSocket, chunk: bytes, *, last: bool = False) -> bool:
         """Write without waiting. Returns False if something is left for `flush`."""
         if not self._by_record:
-            return not chunk or sock.write_chunk(chunk)
+            return not chunk or sock.write_chunk(chunk, last=last)
         complete = True
         for part in self._parts(chunk):
-            complete = sock.write_chunk(part)
+            complete = sock.write_chunk(part, last=last)
         return complete
 
     def _parts(self, chunk: bytes) -> list[bytes]:

@@ -25,6 +25,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self.is_awaited = threading.Event()
+        self.has_all = False
         self._queue: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
         self._reader: Reader | None = None
 
@@ -44,6 +45,12 @@ class Chunks:
             self.is_awaited.set()
             return False
         return True
+
+    def is_over(self) -> bool:
+        return self.has_all
+
+    def put(self, item: bytes | None) -> None:
+        self._queue.put(item)
 
     def bring(self, item: bytes | BaseException) -> None:
         """Return once the item has been taken. Another thread may just go to sleep."""
@@ -94,7 +101,7 @@ class Serving:
     def _send(self) -> None:
         self._sock.sendall(HEAD)
         try:
-            for part in self._body:
+            for part in filter(None, self._body):
                 self._sock.sendall(b"%X\r\n%b\r\n" % (len(part), part))
             self._sock.sendall(b"0\r\n\r\n")
         except BaseException as error:  # noqa: BLE001  compared by the tests
@@ -124,6 +131,44 @@ def client_and_serving(chunks: Chunks) -> Iterator[tuple[socket.socket, Serving]
         finally:
             chunks.end()
             serving.thread.join(60)
+
+
+@pytest.mark.parametrize("by_record", [False, True])
+def test_an_answer_that_is_over_is_sent_with_its_end(chunks: Chunks, by_record: bool) -> None:
+    """In one write: a short answer costs as much to write as a long one."""
+    server, client = socket.socketpair()
+    with server, client:
+        sock = ClientSocket(server, Limits(client_timeout=20, keepalive=20), {})
+        sock.begin_request()
+        chunks.has_all = True
+        chunks.put(b"two\nthree")
+        chunks.put(None)
+        request = Request(sock)
+        body = StreamBody(request, b"one\n", iter(chunks), by_record=by_record, telling=chunks)
+        body.share_turns()
+        sock.hold_next()
+        for part in body:
+            assert part == b""
+            sock.sendall(HEAD)
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        sock.sendall(b"0\r\n\r\n")
+        rest = b"4\r\ntwo\n\r\n5\r\nthree\r\n" if by_record else b"9\r\ntwo\nthree\r\n"
+        assert client.recv(1 << 16) == HEAD + b"4\r\none\n\r\n" + rest + b"0\r\n\r\n"
+        body.close()
+        assert request.logged == [None]
+
+
+def test_the_last_chunk_is_sent_with_the_end(chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]) -> None:
+    client, serving = client_and_serving
+    received(client, b"second\r\n")
+    chunks.has_all = True
+    chunks.put(b"third")
+    chunks.end()
+    serving.thread.join(60)
+    assert client.recv(1 << 16) == b"5\r\nthird\r\n0\r\n\r\n"
+    assert serving.request.logged == [None]
 
 
 def received(client: socket.socket, end: bytes) -> bytes:
