@@ -20,26 +20,29 @@ class SentRequests:
     """A file that all web workers share. Raises `OSError` if there can be none.
 
     A request may take the entry of another one. If that is repeated, it may go to another engine, as if it were new.
+    Requests that are still on their way when the file is closed find nothing.
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def engine_of(self, identity: bytes, prompt: EncodedPrompt) -> int | None:
         """Return the number of the engine that has got this request, if that is known."""
         digest = _digest(identity, prompt)
-        entry = os.pread(self._descriptor, _ENTRY, _place(digest))
+        entry = b""
+        with contextlib.suppress(ValueError):  # it is closed
+            entry = os.pread(self._file.fileno(), _ENTRY, _place(digest))
         return entry[_DIGEST] if len(entry) == _ENTRY and entry.startswith(digest) else None
 
     def note(self, identity: bytes, prompt: EncodedPrompt, engine: int) -> None:
         """Remember the number of a request's engine. Nothing is remembered if the disk is full."""
         digest = _digest(identity, prompt)
-        with contextlib.suppress(OSError):
-            os.pwrite(self._descriptor, digest + bytes([engine]), _place(digest))
+        with contextlib.suppress(OSError, ValueError):
+            os.pwrite(self._file.fileno(), digest + bytes([engine]), _place(digest))
 
 
 def _digest(identity: bytes, prompt: EncodedPrompt) -> bytes:

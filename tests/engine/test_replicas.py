@@ -26,6 +26,7 @@ from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.engine.replicas import Replicas, ReplicaStatus
+from lmi_handlers.engine.sent_requests import SentRequests
 from lmi_handlers.engine.status import EngineState, EngineStatus
 
 
@@ -126,6 +127,20 @@ def test_request_that_is_repeated_goes_to_the_engine_that_has_it(
                 next(iter(started))
                 assert started.joined is joins
     other_worker.close()
+
+
+def test_sent_requests_that_are_closed_write_no_other_file(tmp_path: Path) -> None:
+    [prompt] = encoded(b"abc")
+    sent, again = SentRequests(tmp_path / "sent"), SentRequests(tmp_path / "sent")
+    sent.note(b"a", prompt, 1)
+    assert (again.engine_of(b"a", prompt), again.engine_of(b"b", prompt)) == (1, None)
+    sent.close()
+    with (tmp_path / "other").open("w+b") as other:  # which has its descriptor now
+        sent.note(b"a", prompt, 2)
+        assert sent.engine_of(b"a", prompt) is None
+        assert other.read() == b""
+    assert again.engine_of(b"a", prompt) == 1
+    again.close()
 
 
 def test_requests_are_spread_over_the_engines(pair: tuple[list[Engine], Replicas]) -> None:
