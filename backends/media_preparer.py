@@ -42,7 +42,7 @@ class MediaPreparer(Generic[Prepared]):
         """
         self._process = process
         self._sounds = sounds
-        self._processing = threading.Lock()
+        self._reading, self._processing = threading.Lock(), threading.Lock()
         self._pool = LimitedPool("images", MODULE)
         self._known: dict[int, tuple[MediaPrompt, Shared[Prepared]]] = {}  # by `id` of the prompt, latest used last
 
@@ -72,8 +72,11 @@ class MediaPreparer(Generic[Prepared]):
     def _prepare(self, request: TokenRequest, prompt: MediaPrompt, process: LimitedProcess, seconds: float) -> Prepared:
         """Raises `Expired` if the turn was too short for the images. Sounds have their own limits, and a process."""
         images = [decode_image(image, process, seconds / len(prompt.images)) for image in prompt.images]
+        sounds: list[Samples] = []
+        if self._sounds is not None and prompt.sounds:
+            with self._reading:
+                sounds = self._sounds.read_prompt(prompt.sounds)
         with self._processing:
-            sounds = [] if self._sounds is None else self._sounds.read_prompt(prompt.sounds)
             return self._process(request, DecodedMedia(images, sounds))
 
 

@@ -37,6 +37,11 @@ _SECONDS = 5.0
 _SECONDS_PER_SECOND = 0.02
 """CPU time for decoding: `_SECONDS` plus this per second of sound. The slowest legitimate file takes a third of it."""
 
+_LEAST_SECONDS = 0.01
+
+_MAX_CHUNKS = 64
+"""Chunks of a WAV file before its samples. `wave` walks through them, and a file of 25 MB can have millions."""
+
 Samples = np.ndarray[Any, Any]
 
 
@@ -49,10 +54,14 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True):
-    """The `samples`, 16 bits each in the machine's byte order, or the reason why there are none."""
+    """The `samples`, 16 bits each in the machine's byte order, or the reason why there are none.
+
+    `seconds` is the CPU time that this has taken.
+    """
 
     samples: bytes = b""
     reason: str = ""
+    seconds: float = 0.0
 
 
 class SoundReader:
@@ -86,45 +95,57 @@ class SoundReader:
         for file in files:
             if is_unwanted():
                 raise ClientDisconnected
-            sounds.append(self._read(as_bytes(file), min(left, self._longest * self.rate)))
-            left -= len(sounds[-1])
+            limit = min(left, self._longest * self.rate)
+            samples, _ = self._read(as_bytes(file), limit, self._seconds(limit))
+            sounds.append(samples)
+            left -= len(samples)
         return sounds
 
     def read_prompt(self, files: Sequence[EncodedSound]) -> list[Samples]:
         """Return the samples of a prompt's sounds, which may be `longest` seconds long together.
 
-        Raises `InvalidRequest` with the sound's field.
+        They may also take no more time than one sound of that length. Raises `InvalidRequest` with the sound's field.
         """
         sounds: list[Samples] = []
         left = self._longest * self.rate
+        seconds = self._seconds(left)
         for file in files:
             try:
-                sounds.append(self._read(file.data, left))
+                samples, used = self._read(file.data, left, seconds)
             except InvalidRequest as error:
                 raise type(error)(error.message, field=file.field, code=error.code) from error
-            left -= len(sounds[-1])
+            sounds.append(samples)
+            left -= len(samples)
+            seconds = max(seconds - used, _LEAST_SECONDS)
         return sounds
 
-    def _read(self, data: bytes, limit: int) -> Samples:
+    def _seconds(self, samples: int) -> float:
+        """Return the CPU time in which so many samples must have been decoded."""
+        return _SECONDS + _SECONDS_PER_SECOND * samples / self.rate
+
+    def _read(self, data: bytes, limit: int, seconds: float) -> tuple[Samples, float]:
+        """Return a file's samples, at most `limit`, and the CPU time that a decoder has taken, at most `seconds`."""
         if len(data) > MAX_BYTES:
             raise PayloadTooLarge(f"has {len(data)} bytes; at most {MAX_BYTES} are possible", field="inputs")
+        used = 0.0
         try:
             samples = read_wav(data, self.rate, limit)
         except UnsupportedFeature:
             if self._decoder is None:
                 raise
-            samples = _decode(Question(data, self.rate, limit), self._decoder)
+            samples, used = _decode(Question(data, self.rate, limit), self._decoder, seconds)
         if len(samples) > limit:
             raise _too_long(limit // self.rate)
         if not samples.size:
             raise InvalidRequest("has no samples", field="inputs")
-        return samples
+        return samples, used
 
 
 def read_wav(data: bytes, rate: int, limit: int) -> Samples:
     """Return the samples of a WAV file. Raises `InvalidRequest`, or `UnsupportedFeature` if a decoder may read the file."""
     needs = "others need PyAV on the server, which the extra `audio` installs"
     try:
+        _check_chunks(data)
         with wave.open(io.BytesIO(data)) as file:
             found, width, channels, frames = (
                 file.getframerate(),
@@ -148,6 +169,19 @@ def read_wav(data: bytes, rate: int, limit: int) -> Samples:
     return mono
 
 
+def _check_chunks(data: bytes) -> None:
+    """Raise `wave.Error` for a file with too much before its samples."""
+    if not data.startswith(b"RIFF"):
+        return
+    place = 12
+    for _ in range(_MAX_CHUNKS):
+        if data[place : place + 4] in (b"data", b""):
+            return
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+    raise wave.Error(f"it has more than {_MAX_CHUNKS} chunks before its samples")
+
+
 def as_bytes(item: object) -> bytes:
     """Return the file in a body, which is bytes or base64. Raises `InvalidRequest`."""
     if isinstance(item, bytes):
@@ -160,8 +194,8 @@ def as_bytes(item: object) -> bytes:
         raise InvalidRequest(f"is not base64: {error}", field="inputs") from error
 
 
-def _decode(question: Question, process: LimitedProcess) -> Samples:
-    seconds = _SECONDS + _SECONDS_PER_SECOND * question.limit / question.rate
+def _decode(question: Question, process: LimitedProcess, seconds: float) -> tuple[Samples, float]:
+    """Return the samples and the CPU time that they have taken, at most `seconds`. Raises `InvalidRequest`."""
     try:
         with request_failures("decodes sounds", "the sound could not be decoded"):
             answer = process.ask(msgspec.msgpack.encode(question), seconds=seconds)
@@ -172,7 +206,7 @@ def _decode(question: Question, process: LimitedProcess) -> Samples:
     decoded = msgspec.msgpack.decode(answer, type=Decoded)
     if decoded.reason:
         raise InvalidRequest(decoded.reason, field="inputs")
-    return np.frombuffer(decoded.samples, np.int16).astype(np.float32) / 2**15
+    return np.frombuffer(decoded.samples, np.int16).astype(np.float32) / 2**15, decoded.seconds
 
 
 def _too_long(limit: int, found: float | None = None) -> InvalidRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,6 +37,8 @@ class PoolingBackend(Backend):
     `max_batch_tokens` limits the tokens of a batch, padding included. `max_num_seqs` is the number of prompts to choose
     a batch from; the others wait in the loop's queue. `packs` says that the weights may be packed, if they are not yet.
     """
+
+    measures_steps = True
 
     def __init__(
         self,
@@ -124,7 +127,12 @@ class PoolingBackend(Backend):
         batch = [waiting[position] for position in next_batch(lengths, self._max_batch_tokens, self._call_cost)]
         for request in batch:
             del self._waiting[request.request_id]
-        return self._outputs(batch)
+        began = time.monotonic()
+        outputs = self._outputs(batch)
+        per_token = (time.monotonic() - began) / sum(len(request.prompt.token_ids) for request in batch)
+        for request in batch:
+            request.meter.engine_time += per_token * len(request.prompt.token_ids)
+        return outputs
 
     def _outputs(self, batch: Sequence[TokenRequest]) -> list[TokenOutput]:
         with contextlib.suppress(MemoryError), memory_errors():

@@ -12,11 +12,11 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 
 from lmi_handlers import __version__
+from lmi_handlers.core.connection_limit import ended_after
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.media.allowed import HTTPS_PORT, Location
 
@@ -41,7 +41,11 @@ def fetch(
             connection = socket.create_connection((address, location.port), timeout)
         except OSError:
             continue
-        with _ended_at(deadline, connection) as expired, connection:
+        with (
+            contextlib.closing(connection.dup()) as control,  # TLS takes over the original socket
+            ended_after(control, deadline - time.monotonic()) as expired,
+            connection,
+        ):
             try:
                 body = b"".join(_download(connection, location, max_bytes, accept, option))
             except (OSError, http.client.HTTPException) as error:
@@ -51,30 +55,6 @@ def fetch(
                 raise InvalidRequest(_TOO_LONG)
             return body
     raise InvalidRequest("cannot be fetched: no connection to the host")
-
-
-@contextlib.contextmanager
-def _ended_at(deadline: float, connection: socket.socket) -> Iterator[threading.Event]:
-    """Shut the connection down at the deadline.
-
-    A timeout per read is not enough, because a slow host can send single bytes forever.
-    """
-    control = connection.dup()  # TLS may have taken over the original socket by then
-    expired = threading.Event()
-
-    def cut() -> None:
-        expired.set()
-        with contextlib.suppress(OSError):  # the host may have closed it already
-            control.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(deadline - time.monotonic(), cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield expired
-    finally:
-        timer.cancel()
-        control.close()
 
 
 def too_large(max_bytes: int, option: str) -> InvalidRequest:

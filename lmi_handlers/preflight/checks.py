@@ -324,7 +324,7 @@ def _check_chat_embeddings(configuration: Configuration, environ: Mapping[str, s
     properties, backend = configuration.properties, configuration.backend
     if properties.chat_embeddings is None:
         return
-    if properties.pools:
+    if properties.pools or configuration.answered_by is AnsweredBy.TASK:
         raise ConfigError(
             f"option.chat_embeddings has no place beside option.task={properties.task}: there are no chats"
         )
@@ -487,7 +487,7 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_text_options, (_ENGINE,)),
     (_check_media, (_ENGINE, _TASK)),
     (_check_pooling, (_ENGINE,)),
-    (_check_chat_embeddings, (_ENGINE,)),
+    (_check_chat_embeddings, (_ENGINE, _TASK)),
     (_check_origins, _ALL),
     (_check_api_keys, _ALL),
     (_check_continuation_key, _ALL),

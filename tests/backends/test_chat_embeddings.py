@@ -79,6 +79,7 @@ def test_vectors_beside_answers(kind: str, pooling: Any) -> None:
         torch.testing.assert_close(
             torch.frombuffer(bytearray(output.embedding), dtype=torch.float32), vector, rtol=1e-4, atol=1e-4
         )
+        assert texts[number].meter.engine_time > 0
     for chat in chats:
         assert generated(found[chat.request_id]) == generated(answers[chat.request_id])
     capabilities = backend.capabilities
@@ -102,6 +103,7 @@ def test_routes() -> None:
         ({"ROLLING_BATCH": "echo"}, "option.chat_embeddings echo"),
         ({"ROLLING_BATCH": "scheduler", "ENABLE_LORA": "true"}, "option.chat_embeddings option.enable_lora"),
         ({"ROLLING_BATCH": "scheduler", "TASK": "text-embedding"}, "option.chat_embeddings option.task=text-embedding"),
+        ({"TASK": "text-classification"}, "option.chat_embeddings option.task=text-classification"),
     ],
 )
 def test_refused(tiny_llama: Path, options: dict[str, str], facts: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from facts import says
+from facts import raises, says
 from task_handlers import encoded, wav
 
 from backends import sounds
@@ -93,6 +93,33 @@ def test_sounds_of_a_prompt_have_one_limit(reader: SoundReader) -> None:
     with pytest.raises(InvalidRequest) as caught:
         reader.read_prompt([files[0], EncodedSound(b"no sound", "other")])
     assert caught.value.field == "other"
+
+
+def test_sounds_of_a_prompt_have_one_limit_of_time(monkeypatch: pytest.MonkeyPatch, reader: SoundReader) -> None:
+    """Each of these alone is decoded in it, and they have few samples."""
+    slow = EncodedSound(many_chunks(200_000), "slow")
+    monkeypatch.setattr(sounds, "_SECONDS_PER_SECOND", 0.0)
+    _, used = sounds._decode(sounds.Question(slow.data, RATE, RATE), reader._decoder, 60.0)  # type: ignore[arg-type]
+    assert used > 0
+    monkeypatch.setattr(sounds, "_SECONDS", 4 * used)
+    assert len(reader.read_prompt([slow])) == 1
+    with raises(InvalidRequest, "slow: too long decode"):
+        reader.read_prompt([slow] * 16)
+
+
+def test_wav_files_of_many_chunks_are_left_to_the_decoder(reader: SoundReader) -> None:
+    """`wave` would take seconds of the engine's own process for them."""
+    with raises(UnsupportedFeature, "64"):
+        read_wav(many_chunks(64), RATE, RATE)
+    assert len(read_wav(many_chunks(62), RATE, RATE)) == 100
+    np.testing.assert_array_equal(reader.read([many_chunks(1000)])[0], np.zeros(100))
+
+
+def many_chunks(number: int) -> bytes:
+    """A WAV file of 100 samples after so many chunks that mean nothing."""
+    file = wav(bytes(200))
+    size = (len(file) + 8 * number - 8).to_bytes(4, "little")
+    return file[:4] + size + file[8:36] + b"junk\0\0\0\0" * number + file[36:]
 
 
 def test_a_reader_that_was_stopped_decodes_nothing() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import http.client
 import socket
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
+from lmi_handlers.core.connection_limit import ended_after
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.tools.client.answer import failure_cause
@@ -150,7 +150,7 @@ def asked(
         with _explained(target, Unreachable):
             connection.connect()
         connection.sock.settimeout(silence)
-        with _ended_after(connection.sock, limit, target):
+        with _within(connection.sock, limit, target):
             with _explained(target):
                 connection.request(method, path, body, dict(headers))
                 response = connection.getresponse()
@@ -158,31 +158,19 @@ def asked(
 
 
 @contextmanager
-def _ended_after(sock: socket.socket, limit: float | None, target: str) -> Iterator[None]:
+def _within(sock: socket.socket, limit: float | None, target: str) -> Iterator[None]:
     """End a connection after `limit` seconds. Raises `CallRefused` if that was so, also where reading found just an end."""
     if limit is None:
         yield
         return
-    expired = threading.Event()
-
-    def end() -> None:
-        expired.set()
-        with suppress(OSError):  # it has just ended by itself
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(limit, end)
-    timer.daemon = True
-    timer.start()
     cause = None
-    try:
-        yield
-    except CallRefused as error:
-        if not expired.is_set():
-            raise
-        cause = error
-    finally:
-        timer.cancel()
-        timer.join()
+    with ended_after(sock, limit) as expired:
+        try:
+            yield
+        except CallRefused as error:
+            if not expired.is_set():
+                raise
+            cause = error
     if expired.is_set():
         raise CallRefused(f"{redacted(target)}: the answer has no end after {limit:g} s") from cause
 
