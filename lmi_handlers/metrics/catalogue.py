@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.metrics.series import Catalogue
-from lmi_handlers.metrics.shadow import SAMPLINGS, Outcome
+from lmi_handlers.metrics.shadow import SAMPLINGS, ShadowOutcome
 
 FAILURES = ("validation", "template", "overloaded", "generation", "dropped", "timeout", "not_ready")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
@@ -189,7 +189,7 @@ SHADOW_ANSWERS = _counter(
     "answers",
     "Answers that were chosen to be compared with the shadow engine, by outcome.",
     "outcome",
-    [outcome.value for outcome in Outcome],
+    [outcome.value for outcome in ShadowOutcome],
 )
 SHADOW_TOKENS = _counter(
     "lmi_shadow_tokens_total", "tokens", "Tokens of the answers that were compared.", "sampling", SAMPLINGS

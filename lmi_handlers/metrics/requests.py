@@ -24,7 +24,7 @@ from lmi_handlers.metrics import catalogue, engine_info, keys
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.series import Values, exposition
-from lmi_handlers.metrics.shadow import Comparison, Outcome
+from lmi_handlers.metrics.shadow import ShadowComparison, ShadowOutcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -118,16 +118,16 @@ class RequestMetrics:
         with self._lock:
             self._cells.add(catalogue.RESPONSES, 1, known if known in catalogue.STATUSES else catalogue.OTHER_STATUS)
 
-    def shadow_ended(self, outcome: Outcome) -> None:
+    def shadow_ended(self, outcome: ShadowOutcome) -> None:
         """Count an answer that was not compared with the shadow engine."""
         with self._lock:
             self._cells.add(catalogue.SHADOW_ANSWERS, 1, outcome.value)
 
-    def shadow_compared(self, comparison: Comparison) -> None:
+    def shadow_compared(self, comparison: ShadowComparison) -> None:
         """Count an answer that was compared with the shadow engine."""
         sampling = comparison.sampling
         with self._lock:
-            self._cells.add(catalogue.SHADOW_ANSWERS, 1, Outcome.COMPARED.value)
+            self._cells.add(catalogue.SHADOW_ANSWERS, 1, ShadowOutcome.COMPARED.value)
             self._cells.add(catalogue.SHADOW_TOKENS, comparison.tokens, sampling)
             self._cells.add(catalogue.SHADOW_AGREEING_TOKENS, comparison.agreeing, sampling)
             self._cells.add(catalogue.SHADOW_NATS, comparison.shadow_nats, sampling)

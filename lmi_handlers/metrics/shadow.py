@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 
-class Outcome(str, enum.Enum):
+class ShadowOutcome(str, enum.Enum):
     """The reasons why an answer was or was not compared."""
 
     COMPARED = "compared"
@@ -17,7 +17,7 @@ class Outcome(str, enum.Enum):
     FAILED = "failed"
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
     """An answer of so many `tokens` as the shadow engine sees it.
 
     `agreeing` of them are the tokens that it would have chosen. `shadow_nats` is the sum of its negative log probabilities

@@ -28,7 +28,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.messages import Loading, Ready, SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.metrics.shadow import Comparison, Outcome
+from lmi_handlers.metrics.shadow import ShadowComparison, ShadowOutcome
 
 MAX_WAITING = 16
 """Answers per web worker that wait to be compared."""
@@ -144,7 +144,7 @@ class Shadow:
         ):
             return None
         if not self._serves:
-            self._metrics.shadow_ended(Outcome.NOT_READY)
+            self._metrics.shadow_ended(ShadowOutcome.NOT_READY)
             return None
         asks = request.sampling_params.logprobs is None and "logprobs" not in capabilities.unsupported
         return Sample(self, request, [*prompt.token_ids, *request.generated], asks=asks)
@@ -154,11 +154,11 @@ class Shadow:
         shadow = self._capabilities
         length = len(sample.prompt) + len(sample.token_ids)
         if shadow is None or not self._serves:
-            self._metrics.shadow_ended(Outcome.NOT_READY)
+            self._metrics.shadow_ended(ShadowOutcome.NOT_READY)
         elif not sample.token_ids or length > min(MAX_TOKENS, shadow.max_input_tokens):
-            self._metrics.shadow_ended(Outcome.TOO_LONG)
+            self._metrics.shadow_ended(ShadowOutcome.TOO_LONG)
         elif len(self._waiting) >= MAX_WAITING:
-            self._metrics.shadow_ended(Outcome.DROPPED)
+            self._metrics.shadow_ended(ShadowOutcome.DROPPED)
         else:
             self._waiting.append(sample)
             self._arrived.set()
@@ -184,13 +184,13 @@ class Shadow:
         except ClientDisconnected:  # the request that `has_room` gave up
             return
         except Exception as error:  # noqa: BLE001  the thread must go on, whatever an engine answers
-            self._metrics.shadow_ended(Outcome.FAILED)
+            self._metrics.shadow_ended(ShadowOutcome.FAILED)
             cause = str(error) if isinstance(error, LMIError) else f"{type(error).__name__}: {error}"
             extra = {"model": self._name, "request_id": sample.request.request_id, "cause": cause}
             logger.warning("an answer could not be compared with the shadow", extra=extra)
         self._waiting.popleft()
 
-    def _read(self, sample: Sample) -> Comparison:
+    def _read(self, sample: Sample) -> ShadowComparison:
         """Let the shadow engine read an answer. Raises `LMIError`."""
         token_ids = [*sample.prompt, *sample.token_ids]
         if (capabilities := self._capabilities) is not None:
@@ -231,12 +231,12 @@ def _lot(prompt: EncodedPrompt, now: float) -> float:
     return int.from_bytes(digest, "little") / 2**32
 
 
-def compared(sample: Sample, output: TokenOutput, seconds: float) -> Comparison:
+def compared(sample: Sample, output: TokenOutput, seconds: float) -> ShadowComparison:
     """Compare the tokens of an answer with what the shadow engine says of them."""
     begin = len(sample.prompt)
     logprobs, tops = (output.prompt_logprobs or [])[begin:], (output.prompt_top_logprobs or [])[begin:]
     best = [top[0][0] if top else None for top in tops]
-    return Comparison(
+    return ShadowComparison(
         tokens=len(sample.token_ids),
         agreeing=sum(token == other for token, other in zip(sample.token_ids, best, strict=True)),
         shadow_nats=sum(map(_nats, logprobs)),

@@ -30,7 +30,7 @@ from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.catalogue import SHADOW_ANSWERS
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.metrics.shadow import Outcome
+from lmi_handlers.metrics.shadow import ShadowOutcome
 from lmi_handlers.preflight.checks import mistakes
 from lmi_handlers.preflight.configuration import examine_configuration
 from lmi_handlers.serving.shadow import Sample, Shadow, _lot, compared, is_greedy
@@ -82,7 +82,7 @@ def outcomes(metrics: RequestMetrics) -> Callable[[], dict[str, float]]:
     def count() -> dict[str, float]:
         cells, _ = metrics.values()
         values = dict(zip(SHADOW_ANSWERS.label_values, cells[SHADOW_ANSWERS.first :], strict=False))
-        return {name: value for name, value in values.items() if value and name != Outcome.NOT_READY}
+        return {name: value for name, value in values.items() if value and name != ShadowOutcome.NOT_READY}
 
     return count
 
