@@ -181,10 +181,10 @@ def test_harmony_is_on_by_default(enabled: bool | None, separated: bool) -> None
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_the_reasoning_of_earlier_messages_is_passed_to_the_template(name: str) -> None:
-    message = msgspec.convert({"role": "assistant", name: "Hm."}, Message).text_only("messages[0]")
+    message = msgspec.convert({"role": "assistant", name: "Hm."}, Message).with_links("messages[0]")
     assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
     with raises(InvalidRequest, "content tool_calls"):
-        msgspec.convert({"role": "assistant", name: ""}, Message).text_only("messages[0]")
+        msgspec.convert({"role": "assistant", name: ""}, Message).with_links("messages[0]")
 
 
 # Over HTTP. The echo backend answers with the prompt, and the template renders only the last message.

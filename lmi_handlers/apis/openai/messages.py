@@ -104,10 +104,6 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         self._check_sounds(field)
         return self._plain(field, _joined)
 
-    def text_only(self, field: str) -> dict[str, Any]:
-        """Return the message for a chat template. Raises `UnsupportedFeature` if it has an image or a sound."""
-        return self.with_media(field, takes_images=False, takes_sounds=False)
-
     def with_media(self, field: str, *, takes_images: bool, takes_sounds: bool) -> dict[str, Any]:
         """Return the message for a chat template.
 
