@@ -82,7 +82,7 @@ class _ObjectReader(io.RawIOBase):
                 Range=f"bytes={self._position}-{end - 1}",
                 IfMatch=self._item.etag,  # else the job would read two versions of it
             )
-            data = found["Body"].read()
+            data = found["Body"].read(end - self._position)  # a server may ignore the range
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)

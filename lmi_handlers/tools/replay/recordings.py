@@ -1,6 +1,6 @@
 """Recorded requests: SageMaker's Data Capture as JSON lines, or files of a folder.
 
-Files are read line by line, so a recording may be of any size. A line that cannot be read does not end the replay.
+Files are read line by line, so a recording may be of any size. What cannot be read does not end the replay.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Capture(msgspec.Struct):
 
 
 def recorded_requests(files: list[InputFile]) -> Iterator[Recorded | Broken]:
-    """Yield the requests of all files, in their order. Raises `ConfigError` or `LoadFailed` if S3 cannot be read."""
+    """Yield the requests of all files, in their order."""
     named = {file.name: file for file in files}
     answers = {}
     for name in named:
@@ -106,7 +106,7 @@ def recorded_requests(files: list[InputFile]) -> Iterator[Recorded | Broken]:
             else:
                 cause = f"not {_LINES[0]}, nor .request.json, nor an .answer.json to one"
                 yield Broken(name, cause)
-        except (OSError, EOFError, zlib.error, _Unreadable) as error:
+        except (OSError, EOFError, zlib.error, LMIError) as error:  # the last is of S3, or `_Unreadable`
             yield Broken(name, str(error))
 
 

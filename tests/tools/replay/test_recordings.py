@@ -6,13 +6,14 @@ import base64
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from recordings import capture_record
 
+from lmi_handlers.core.errors import LoadFailed
 from lmi_handlers.tools.client.comparison import Reply
-from lmi_handlers.tools.client.inputs import input_files
+from lmi_handlers.tools.client.inputs import InputFile, input_files
 from lmi_handlers.tools.replay import recordings
 from lmi_handlers.tools.replay.recordings import Broken, Recorded, recorded_requests
 from lmi_handlers.tools.replay.sampling import is_sampled
@@ -97,6 +98,21 @@ def test_compressed_lines(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.gz").write_bytes(b"no gzip")
     assert [type(found) for found in read(tmp_path)][-2:] == [Broken, Broken]
     assert isinstance(read(tmp_path)[0], Recorded)
+
+
+class Vanished(InputFile):
+    """An object that was removed from S3 after it had been listed."""
+
+    name = "b.jsonl"
+
+    def open_raw(self) -> IO[bytes]:
+        raise LoadFailed("gone")
+
+
+def test_a_file_that_vanishes_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(capture_record(BODY, ANSWER, "application/json"))
+    (file,) = input_files(str(tmp_path))
+    assert [type(found) for found in recorded_requests([Vanished(), file])] == [Broken, Recorded]
 
 
 def test_a_folder_of_requests(tmp_path: Path) -> None:
