@@ -65,7 +65,8 @@ class Aws:
         except ClientError as error:
             details = error.response.get("Error", {})
             code = details.get("Code", "")
-            raise CallRefused(f"{call.api_name}: {code}: {_cause(error.response)}", code=code) from error
+            message = f"{call.api_name}: {code}: {_cause(error.response)}"
+            raise CallRefused(message, code=code, status=error.response.get("OriginalStatusCode")) from error
         except (BotoCoreError, Boto3Error, OSError) as error:
             raise CallRefused(f"{call.api_name}: {_sentence(error)}") from error
 

@@ -8,21 +8,35 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from lmi_handlers.tools.client.answer import Piece, pieces
+from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
+
+_MOST_LATE = 3
 
 Ask = Callable[[InvokeRequest], AbstractContextManager[StreamedResponse]]
 
 
 def whole_answer(ask: Ask, invocation: InvokeRequest) -> Generator[Piece, None, None]:
-    """Yield the pieces of an answer and of its continuations. Raises `AnswerFailed`, and the errors of `ask`."""
+    """Yield the pieces of an answer and of its continuations. Raises `AnswerFailed`, and the errors of `ask`.
+
+    A continuation that gets no text before the server's time limit is asked for again, a few times.
+    """
     rest: InvokeRequest | None = invocation
+    late = 0
     while rest is not None:
         token = None
-        with ask(rest) as answer:
-            for piece in pieces(answer.parts, answer.content_type):
-                token = piece.continuation or token  # some APIs have records after the one with the token
-                yield piece
-        rest = None if token is None else _continued(rest, token)
+        try:
+            with ask(rest) as answer:
+                for piece in pieces(answer.parts, answer.content_type):
+                    token = piece.continuation or token  # some APIs have records after the one with the token
+                    yield piece
+        except CallRefused as refused:
+            late += 1
+            if rest is invocation or not refused.is_late or late > _MOST_LATE:
+                raise
+        else:
+            late = 0
+            rest = None if token is None else _continued(rest, token)
 
 
 def _continued(invocation: InvokeRequest, token: str) -> InvokeRequest | None:

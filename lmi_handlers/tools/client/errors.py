@@ -9,17 +9,26 @@ _ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
 
 
 class CallRefused(Exception):
-    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
+    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty.
 
-    def __init__(self, message: str, *, code: str = "") -> None:
+    `status` is that of the model's answer behind an error of AWS, if AWS passes it on.
+    """
+
+    def __init__(self, message: str, *, code: str = "", status: object = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self._status = status
 
     @property
     def is_missing(self) -> bool:
         """The resource does not exist. SageMaker has no error code for that."""
         return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
+
+    @property
+    def is_late(self) -> bool:
+        """A time limit of the model's server has passed before it answered."""
+        return "504" in (self.code, str(self._status))
 
     @property
     def is_duplicate(self) -> bool:

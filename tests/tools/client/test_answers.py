@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from lmi_handlers.tools.client.answer import pieces
 from lmi_handlers.tools.client.apis import Said, said
-from lmi_handlers.tools.client.errors import AnswerFailed
+from lmi_handlers.tools.client.continuation import whole_answer
+from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
+from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
 SSE, LINES, JSON = "text/event-stream", "application/jsonlines", "application/json; charset=utf-8"
 
@@ -134,3 +137,44 @@ def test_failures_in_answers(data: bytes, content_type: str, cause: str) -> None
 )
 def test_what_a_record_says(record: Any, expected: Said) -> None:
     assert said(record) == expected
+
+
+LATE = CallRefused("504: a deadline has passed", code="504")
+LATE_ON_AWS = CallRefused("ModelError: 504: a deadline has passed", code="ModelError", status=504)
+REFUSED = CallRefused("424: it has expired", code="424")
+
+
+def asked(*answers: dict[str, str] | CallRefused) -> tuple[str, list[str | None]]:
+    """Ask for a whole answer. Returns its text, and the tokens of the requests that get `answers`, one each."""
+    left, tokens = iter(answers), list[str | None]()
+
+    @contextmanager
+    def ask(invocation: InvokeRequest) -> Iterator[StreamedResponse]:
+        tokens.append(json.loads(invocation.body).get("continuation"))
+        answer = next(left)
+        if isinstance(answer, CallRefused):
+            raise answer
+        yield StreamedResponse(JSON, {}, iter([json.dumps(answer).encode()]))
+
+    request = InvokeRequest(body=b'{"inputs": "a"}', content_type=JSON, accept=None, parameters={})
+    return "".join(piece.text for piece in whole_answer(ask, request)), tokens
+
+
+def test_a_continuation_that_is_late_is_asked_for_again() -> None:
+    first, rest = {"generated_text": "Grü", "continuation": "t"}, {"generated_text": "ße"}
+    assert asked(first, LATE, LATE_ON_AWS, LATE, rest) == ("Grüße", [None, "t", "t", "t", "t"])
+    more = {"generated_text": "ß", "continuation": "u"}
+    assert asked(first, LATE, LATE, more, LATE, LATE, {"generated_text": "e"})[0] == "Grüße"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [LATE],
+        [{"generated_text": "Grü", "continuation": "t"}, REFUSED],
+        [{"generated_text": "", "continuation": "t"}, *[LATE] * 4],
+    ],
+)
+def test_other_refusals_and_too_many_end_it(answers: list[dict[str, str] | CallRefused]) -> None:
+    with pytest.raises(CallRefused):
+        asked(*answers)
