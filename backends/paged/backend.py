@@ -111,6 +111,7 @@ class PagedBackend(Backend):
             enable_prefix_caching=enable_prefix_caching and runner.shares_blocks,
             takes_partial_prompts=runner.takes_partial_prompts,
         )
+        self._scheduler.copy_block = self._copy_block
         self._budget = StepBudget(max_prefill_tokens, LEAST_EXTRA_TOKENS)
         self._generations: dict[str, RunningSequence] = {}
         self._waiting_sequences: WaitingSequences[GrammarMatcher, PreparedImages] = WaitingSequences()
@@ -257,7 +258,9 @@ class PagedBackend(Backend):
         for others in (self._awaiting_adapter, self._restoring):
             waited = others.pop(request_id, None) is not None or waited
         if not waited and request_id in self._generations:
-            self._end(self._generations[request_id])
+            generation = self._generations[request_id]
+            self._scheduler.keep_end(generation.sequence)
+            self._end(generation)
 
     def step(self) -> list[TokenOutput]:
         """Run one forward pass over the chunks that the scheduler picks, at the expense of those that they belong to."""
@@ -461,6 +464,12 @@ class PagedBackend(Backend):
             lookup=PromptLookup(num_draft) if num_draft and self._runner.takes_partial_prompts else None,
         )
         self._scheduler.add(sequence)
+
+    def _copy_block(self, source: int, target: int) -> bool:
+        if self._runner.block_bytes == 0:
+            return False
+        self._runner.write_block(target, self._runner.read_block(source))
+        return True
 
     def _end(self, generation: RunningSequence) -> None:
         sequence = generation.sequence

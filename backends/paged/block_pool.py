@@ -29,6 +29,8 @@ class BlockPool:
         self._unused: OrderedDict[int, float] = OrderedDict()  # cached blocks without users, by the time they got free
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._end_after: dict[bytes, int] = {}
+        self._end_of: dict[int, tuple[bytes, list[int]]] = {}
 
     @property
     def num_free(self) -> int:
@@ -54,7 +56,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
-                if block in self._digest_of:
+                if block in self._digest_of or block in self._end_of:
                     self._unused[block] = now
                 else:
                     self._empty.append(block)
@@ -75,14 +77,37 @@ class BlockPool:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
+    def find_end(self, digest: bytes) -> tuple[int, list[int]] | None:
+        """Return the block with what `keep_end` has kept after the text of this digest, and its tokens, or None."""
+        block = self._end_after.get(digest)
+        return None if block is None else (block, self._end_of[block][1])
+
+    def keep_end(self, block: int, digest: bytes, token_ids: list[int]) -> None:
+        """Let `find_end` return this block, in place of another one. It starts with `token_ids`, and has a user.
+
+        It must not change any more, except that a sequence may add tokens behind these.
+        """
+        self._forget_end(self._end_after.get(digest))
+        self._forget_end(block)
+        self._end_after[digest] = block
+        self._end_of[block] = digest, token_ids
+
     def forget(self, blocks: Sequence[int]) -> None:
-        """Let `find` no longer return these blocks."""
+        """Let `find` and `find_end` no longer return these blocks."""
         for block in blocks:
             digest = self._digest_of.pop(block, None)
             if digest is not None:
                 del self._block_of[digest]
-                if self._unused.pop(block, None) is not None:
-                    self._empty.append(block)
+            self._forget_end(block)
+            if self._unused.pop(block, None) is not None:
+                self._empty.append(block)
+
+    def _forget_end(self, block: int | None) -> None:
+        """Let `find_end` no longer return this block."""
+        if block is not None and (end := self._end_of.pop(block, None)) is not None:
+            del self._end_after[end[0]]
+            if block not in self._digest_of and self._unused.pop(block, None) is not None:
+                self._empty.append(block)
 
     def reclaimable(self, unused_seconds: float) -> list[int]:
         """Return free blocks whose memory can be given back: empty ones, and cached ones unused for that long."""
@@ -99,12 +124,17 @@ class BlockPool:
             return self._empty.pop()
         if self._pristine:
             return heapq.heappop(self._pristine)
-        block, _ = self._unused.popitem(last=False)
-        del self._block_of[self._digest_of.pop(block)]
-        return block
+        block = next(iter(self._unused))
+        self.forget([block])
+        return self._empty.pop()
 
 
 _SECRET = secrets.token_bytes(32)
+
+
+def text_digest(cache_key: bytes, secret: bytes = _SECRET) -> bytes:
+    """Return the digest of an empty text with this `cache_key`, before its first block."""
+    return hashlib.blake2b(cache_key, key=secret, digest_size=16).digest()
 
 
 def block_digests(
@@ -121,7 +151,7 @@ def block_digests(
     by default, nobody can construct two texts with the same digest.
     """
     digests = list(known)
-    digest = digests[-1] if digests else hashlib.blake2b(cache_key, key=secret, digest_size=16).digest()
+    digest = digests[-1] if digests else text_digest(cache_key, secret)
     for start in range(len(digests) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size])
         digest = hashlib.blake2b(digest + tokens.tobytes(), key=secret, digest_size=16).digest()

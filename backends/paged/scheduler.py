@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from backends.paged.block_pool import BlockPool, block_digests
+from backends.paged.block_pool import BlockPool, block_digests, text_digest
 from backends.paged.sequence import Sequence, SequenceChunk
 
 
@@ -44,6 +44,8 @@ class Scheduler:
         """The secret of the digests of tokens, if it is not this process's own. Set before the first sequence."""
         self.on_shared: Callable[[Sequence], None] | None = None
         """Called with each sequence that has been given blocks of others, its first `num_computed` tokens."""
+        self.copy_block: Callable[[int, int], bool] | None = None
+        """Copies the contents of a block to another one. Returns False if the runner cannot."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         """Tokens that were looked up in the prefix cache when sequences first started: their prompts, and what was generated
@@ -87,6 +89,21 @@ class Scheduler:
         if sequence.failed:
             self._pool.forget(sequence.blocks)
         self._free(sequence)
+
+    def keep_end(self, sequence: Sequence) -> None:
+        """Keep what is computed of a sequence that is cut, so that one that continues it finds more than full blocks.
+
+        Otherwise the end would be computed as a prompt, and the engine may round that differently. There are two blocks,
+        because the sequence may be ahead of what its client has got.
+        """
+        size, length = self._block_size, sequence.num_computed
+        if not self._caches_prefixes or sequence.failed or not sequence.blocks or length < sequence.prompt_len:
+            return
+        sequence.digests = self._digests(sequence, sequence.token_ids[:length])
+        last = (length - 1) // size
+        for index in range(max(0, last - 1), last + 1):
+            tokens = sequence.token_ids[index * size : min(length, (index + 1) * size)]
+            self._pool.keep_end(sequence.blocks[index], self._digest_before(sequence, index), tokens)
 
     def schedule(self, extra_tokens: int) -> tuple[list[SequenceChunk], list[Sequence]]:
         """Return the step's chunks, and the sequences that were preempted to make room for them.
@@ -159,7 +176,7 @@ class Scheduler:
             self._pool.share(block)
         sequence.meter_blocks()
         sequence.blocks = found + self._pool.allocate(needed)
-        sequence.num_computed = len(found) * self._block_size
+        sequence.num_computed = len(found) * self._block_size + self._copy_end(sequence, len(found))
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if self._caches_prefixes and sequence.first_logit == len(sequence.token_ids) - 1:
@@ -171,6 +188,20 @@ class Scheduler:
         self._started.append(sequence)
         self._started.sort(key=self._arrival)
         return True
+
+    def _copy_end(self, sequence: Sequence, index: int) -> int:
+        """Fill block `index` of a sequence that continues another one with what was kept of that one's end.
+
+        Returns the number of its tokens that need not be computed.
+        """
+        known = sequence.token_ids[index * self._block_size : sequence.first_logit]
+        if not self._caches_prefixes or self.copy_block is None or sequence.prompt_len == len(sequence.token_ids):
+            return 0
+        if (end := self._pool.find_end(self._digest_before(sequence, index))) is None:
+            return 0
+        block, tokens = end
+        equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(known, tokens, strict=False)))
+        return equal if equal and self.copy_block(block, sequence.blocks[index]) else 0
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the sequence's beginning. The first position with needed logits is not in them."""
@@ -201,6 +232,12 @@ class Scheduler:
         """Return the digest of each full block of these tokens, the first of which are `known`."""
         secret = {} if self.secret is None else {"secret": self.secret}
         return block_digests(token_ids, self._block_size, cache_key=cache_key, known=known, **secret)
+
+    def _digest_before(self, sequence: Sequence, index: int) -> bytes:
+        """Return the digest of all tokens before block `index`."""
+        if index:
+            return sequence.digests[index - 1]
+        return text_digest(sequence.cache_key, *(() if self.secret is None else (self.secret,)))
 
     def _missing(self, sequence: Sequence, length: int) -> int:
         """Number of blocks that the sequence needs in addition for `length` tokens."""

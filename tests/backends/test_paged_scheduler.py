@@ -25,6 +25,10 @@ class Memory:
     def __init__(self, num_blocks: int) -> None:
         self._tokens = [[-1] * BLOCK for _ in range(num_blocks)]
 
+    def copy(self, source: int, target: int) -> bool:
+        self._tokens[target] = list(self._tokens[source])
+        return True
+
     def forward(self, chunk: SequenceChunk) -> None:
         blocks = chunk.sequence.blocks
         assert len(blocks) * BLOCK >= chunk.stop
@@ -49,12 +53,17 @@ class Engine:
             enable_prefix_caching=caching,
         )
         self.memory = Memory(num_blocks)
+        self.scheduler.copy_block = self.memory.copy
         self.sequences: dict[str, Sequence] = {}
         self.computed_tokens = 0
 
-    def add(self, name: str, prompt: Iterable[int], new: int, first_logit: int = -1) -> Sequence:
+    def add(
+        self, name: str, prompt: Iterable[int], new: int, first_logit: int = -1, generated: Iterable[int] = ()
+    ) -> Sequence:
         prompt = list(prompt)
-        sequence = self.sequences[name] = Sequence(name, prompt, len(prompt) + new, first_logit)
+        known = [*prompt, *generated]
+        sequence = Sequence(name, known, len(known) + new, first_logit, prompt_len=len(prompt))
+        self.sequences[name] = sequence
         self.scheduler.add(sequence)
         return sequence
 
@@ -84,6 +93,13 @@ class Engine:
     def remove(self, name: str) -> None:
         self.scheduler.remove(self.sequences.pop(name))
 
+    def cut(self, name: str) -> Sequence:
+        """End a sequence that may be continued."""
+        sequence = self.sequences[name]
+        self.scheduler.keep_end(sequence)
+        self.remove(name)
+        return sequence
+
     def run(self, budget: int = 8) -> None:
         for _ in range(1000):
             if not self.sequences:
@@ -99,6 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.engine = Engine(num_blocks=12)
         self.count = 0
+        self.cut: list[Sequence] = []
 
     # Two tokens only, so that many prompts begin in the same way.
     @rule(
@@ -116,6 +133,21 @@ class AnyOrder(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.engine.sequences)))
         self.engine.sequences[name].failed = failed
         self.engine.remove(name)
+
+    @precondition(lambda self: self.engine.sequences)
+    @rule(data=st.data())
+    def cut_one(self, data: st.DataObject) -> None:
+        self.cut.append(self.engine.cut(data.draw(st.sampled_from(sorted(self.engine.sequences)))))
+
+    @precondition(lambda self: self.cut)
+    @rule(data=st.data(), behind=st.integers(0, 6), new=st.integers(1, 6))
+    def go_on(self, data: st.DataObject, behind: int, new: int) -> None:
+        cut = data.draw(st.sampled_from(self.cut))
+        generated = cut.token_ids[cut.prompt_len :]
+        generated = generated[: max(0, len(generated) - behind)]
+        if cut.prompt_len + len(generated) + new <= 48:
+            self.count += 1
+            self.engine.add(f"r{self.count}", cut.token_ids[: cut.prompt_len], new, generated=generated)
 
     @rule(budget=st.integers(0, 40), drafts=st.lists(st.integers(0, 9), max_size=6), accepted=st.integers(0, 6))
     def step(self, budget: int, drafts: list[int], accepted: int) -> None:
@@ -141,6 +173,34 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_any_order = AnyOrder.TestCase
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3, 5])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 9])
+def test_a_continued_sequence_computes_one_token(length: int, behind: int) -> None:
+    engine = Engine(num_blocks=20)
+    sequence = engine.add("first", range(50, 57), new=30)
+    while len(sequence.token_ids) < 7 + length + behind:
+        engine.step()
+    engine.cut("first")
+    engine.computed_tokens = 0
+    continued = engine.add("second", range(50, 57), new=1, generated=sequence.token_ids[7 : 7 + length])
+    engine.step()
+    assert engine.computed_tokens == 1
+    assert continued.token_ids == [*sequence.token_ids[: 7 + length], (7 + length) % 7]
+
+
+@pytest.mark.parametrize("prompt", [range(50, 57), range(50, 58)])
+def test_what_is_kept_for_a_continuation_is_for_no_prompt(prompt: range) -> None:
+    engine = Engine(num_blocks=20)
+    sequence = engine.add("first", prompt, new=30)
+    while len(sequence.token_ids) < 14:
+        engine.step()
+    engine.cut("first")
+    engine.add("second", sequence.token_ids, new=1)
+    engine.computed_tokens = 0
+    engine.run()
+    assert engine.computed_tokens == 2  # 12 are in full blocks
 
 
 @pytest.mark.parametrize("budget", [16, 10, 7])
