@@ -6,14 +6,15 @@ import concurrent.futures
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import requests
 from answer_parts import Shown, joined, shown
 from lmi_command import lmi
+from runtime_client import runtime_client
 from serving import Server, StartServer
 
 KEY = {"LMI_CONTINUATION_KEY": "only for tests: 32 characters and more"}
@@ -125,16 +126,9 @@ def test_another_server_goes_on(cutting: Server, other: Server, stream: bool) ->
 
 
 def test_the_custom_attribute_leaves_the_body_as_it_was(cutting: Server) -> None:
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=cutting.url,
-        region_name="us-east-1",
-        aws_access_key_id="local",
-        aws_secret_access_key="local",
-    )
     body, text, cuts = json.dumps(CASES["lmi"][1]), "", 0
     attributes = "tenant=blue"  # the server does not answer with this one
-    try:
+    with closing(runtime_client(cutting.url)) as client:
         while attributes:
             answer = client.invoke_endpoint(
                 EndpointName="m", ContentType="application/json", Body=body, CustomAttributes=attributes
@@ -143,8 +137,6 @@ def test_the_custom_attribute_leaves_the_body_as_it_was(cutting: Server) -> None
             attributes = answer.get("CustomAttributes", "")
             assert not attributes or attributes.startswith("x-lmi-truncated=response_deadline;x-lmi-continuation=")
             cuts += bool(attributes)
-    finally:
-        client.close()
     assert (text, cuts > 0) == (TEXT, True)
 
 

@@ -6,12 +6,13 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import boto3
 import pytest
 import requests
 from botocore.config import Config
+from runtime_client import runtime_client
 from serving import Server
 from waiting import wait_until
 from werkzeug.datastructures import Headers
@@ -44,14 +45,6 @@ def body(text: str, tokens: int = RATE * SECONDS) -> dict[str, Any]:
 
 
 def test_boto3_that_gives_up_and_tries_again_costs_one_generation(server: Server) -> None:
-    runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=server.url,
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-        config=Config(read_timeout=2),
-    )
     sent: list[str] = []
 
     def identify(params: dict[str, Any], **_: object) -> None:
@@ -60,15 +53,15 @@ def test_boto3_that_gives_up_and_tries_again_costs_one_generation(server: Server
     def note(request: Any, **_: object) -> None:
         sent.append(request.headers["X-Amzn-SageMaker-Inference-Id"])
 
-    runtime.meta.events.register("before-parameter-build.sagemaker-runtime", identify)
-    runtime.meta.events.register("before-send.sagemaker-runtime", note)
     tokens, joined = counted(server, "vllm:generation_tokens_total"), counted(server, "lmi_joined_requests_total")
     ended = counted(server, "tgi_request_count")
-    answer = runtime.invoke_endpoint(
-        EndpointName="e", ContentType="application/json", Body=json.dumps(body("abc")).encode()
-    )
-    assert json.load(answer["Body"]) == {"generated_text": "abc" * RATE}
-    runtime.close()
+    with closing(runtime_client(server.url, config=Config(read_timeout=2))) as runtime:
+        runtime.meta.events.register("before-parameter-build.sagemaker-runtime", identify)
+        runtime.meta.events.register("before-send.sagemaker-runtime", note)
+        answer = runtime.invoke_endpoint(
+            EndpointName="e", ContentType="application/json", Body=json.dumps(body("abc")).encode()
+        )
+        assert json.load(answer["Body"]) == {"generated_text": "abc" * RATE}
     assert len(sent) > 1
     assert len(set(sent)) == 1
     wait_until(lambda: counted(server, "tgi_request_count") - ended == len(sent))

@@ -63,7 +63,7 @@ def conform(
     from lmi_handlers.core.redaction import redacted
     from lmi_handlers.tools.client.server import ServerUrl
     from lmi_handlers.tools.conform.report import as_json, as_lines, as_page
-    from lmi_handlers.tools.conform.run import Target, model_of, results
+    from lmi_handlers.tools.conform.run import AskedServer, model_of, results
     from lmi_handlers.tools.conform.vectors import features
 
     apis = [name.strip() for name in names.split(",")]
@@ -76,7 +76,7 @@ def conform(
         server = ServerUrl.parse(url)
     except ConfigError as error:
         raise click.BadParameter(str(error).removeprefix("--"), param_hint="URL") from error
-    target = Target(server=server, api_key=api_key, model=model or "", seconds=timeout)
+    target = AskedServer(server=server, api_key=api_key, model=model or "", seconds=timeout)
     target = msgspec.structs.replace(target, model=model or model_of(target))
     found = []
     for result in results(target, apis, frozenset(accept)):

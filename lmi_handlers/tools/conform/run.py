@@ -62,7 +62,7 @@ class ApiResult(msgspec.Struct, frozen=True, kw_only=True):
         return all(feature.verdict == "conforms" or feature.accepted for feature in self.features)
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class AskedServer(msgspec.Struct, frozen=True, kw_only=True):
     """The server, and how to ask it. `seconds` limits each answer."""
 
     server: ServerUrl
@@ -76,7 +76,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return exchange(self.server, method, path, body, {**headers, **key}, self.seconds)
 
 
-def model_of(target: Target) -> str:
+def model_of(target: AskedServer) -> str:
     """Return the name of the first model that the server lists, or a name that stands for any. Raises `Unreachable`."""
     try:
         reply = target.send("GET", "/v1/models", None, {})
@@ -88,7 +88,7 @@ def model_of(target: Target) -> str:
     return listed.data[0].id if listed.data else _DEFAULT_MODEL
 
 
-def results(target: Target, apis: Sequence[str], accepted: frozenset[str]) -> Iterator[ApiResult]:
+def results(target: AskedServer, apis: Sequence[str], accepted: frozenset[str]) -> Iterator[ApiResult]:
     """Send the vectors of the APIs. Yields the results of an API when all its vectors have been sent.
 
     `accepted` are the features whose differences are known, as "api: feature".
@@ -115,7 +115,7 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
     return "error" if "error" in verdicts else "differs"
 
 
-def _result(target: Target, vector: Vector) -> CaseResult:
+def _result(target: AskedServer, vector: Vector) -> CaseResult:
     """Send a vector. Of several bodies, the first that is answered as by the reference counts, else the first one."""
     tried: list[CaseResult] = []
     for body in vector.bodies:
@@ -125,7 +125,7 @@ def _result(target: Target, vector: Vector) -> CaseResult:
     return tried[0]
 
 
-def _sent(target: Target, vector: Vector, body: bytes | None) -> CaseResult:
+def _sent(target: AskedServer, vector: Vector, body: bytes | None) -> CaseResult:
     started, reply = time.monotonic(), None
     finding = Finding("error")
     try:
