@@ -199,4 +199,9 @@ def totals(summary: Summary) -> Iterator[str]:
         yield "What changed:"
         for change in summary.changes:
             yield f"  {change.count:7} x {change.kind}: {change.detail}"
-    yield "GO" if summary.go else f"NO-GO: {'; '.join(summary.objections)}"
+    if not summary.go:
+        yield f"NO-GO: {'; '.join(summary.objections)}"
+    elif summary.outcomes.keys() <= {Kind.FORM.value, UNRECORDED}:
+        yield "GO, but only formats were compared: every answer was drawn"
+    else:
+        yield "GO"

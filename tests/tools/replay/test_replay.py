@@ -22,7 +22,7 @@ from lmi_handlers.tools.replay import targets
 from lmi_handlers.tools.replay.page import as_page
 from lmi_handlers.tools.replay.recordings import Broken, Recorded
 from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
-from lmi_handlers.tools.replay.report import Collector, parse_thresholds
+from lmi_handlers.tools.replay.report import Collector, parse_thresholds, totals
 from lmi_handlers.tools.replay.scoring import NotScored, log_probability_gap
 from lmi_handlers.tools.replay.targets import NoAnswer, Target, Timed, UrlTarget
 
@@ -357,6 +357,15 @@ def test_a_hostile_recording_is_text_on_the_page() -> None:
     assert "img" not in page.tags
     assert page.text.count("alert(1)") >= 6
     assert not any(character in document for character in "\x1b\u202e")
+
+
+def test_a_go_says_if_no_text_was_compared() -> None:
+    collector = Collector(parse_thresholds([]))
+    for kind in ("form", "unrecorded"):
+        collector.add(Outcome(number=1, place="a", kind=kind))
+    assert says(list(totals(collector.summary()))[-1], "GO only formats")
+    collector.add(Outcome(number=2, place="b", kind="equal"))
+    assert list(totals(collector.summary()))[-1] == "GO"
 
 
 def test_the_report_keeps_its_bounds() -> None:
