@@ -30,6 +30,7 @@ SECONDS = 3
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two web workers in front of an engine that is slower than the clients wait."""
     properties = f"option.rolling_batch=echo\noption.echo_tokens_per_second={RATE}\noption.retry_grace=300\n"
+    properties += "option.tenant_attribute=team\n"
     started = Server(tmp_path_factory.mktemp("retries") / "m", properties, "--local-runtime", "--workers", "2")
     yield started.wait_ready()
     started.stop()
@@ -73,7 +74,7 @@ def test_boto3_that_gives_up_and_tries_again_costs_one_generation(server: Server
 def test_stream_that_broke_is_told_from_its_beginning(server: Server) -> None:
     """The second client gets all of the answer, and a third one gets it after its end."""
     ids = [str(uuid.uuid4()) for _ in range(3)]
-    headers = [{"x-request-id": request_id, IDEMPOTENCY_KEY: ids[0]} for request_id in ids]
+    headers = [{"x-request-id": request_id, IDEMPOTENCY_KEY: ids[0], "team": "red"} for request_id in ids]
     asked = body("xyz") | {"stream": True}
     with server.invoke(asked, headers=headers[0], stream=True) as broken:
         next(broken.iter_lines())
@@ -87,6 +88,10 @@ def test_stream_that_broke_is_told_from_its_beginning(server: Server) -> None:
     assert [entry.get("joined", False) for entry in entries] == [False, True, True]
     assert [entry["generated_tokens"] for entry in entries[1:]] == [RATE * SECONDS] * 2
     assert entries[2]["finish_reasons"] == ["length"]
+    assert entries[1]["engine_ms"] > 0 == entries[2]["engine_ms"], "the second one has paid all that the first had not"
+    assert entries[0]["generated_tokens"] <= counted(server, "lmi_tenant_generated_tokens_total") <= RATE * SECONDS
+    wait_until(lambda: counted(server, "lmi_tenant_generated_tokens_total") > RATE * SECONDS // 2)
+    assert counted(server, "lmi_tenant_prompt_tokens_total") == len("xyz")
 
 
 def test_request_without_an_identity_joins_nothing(server: Server) -> None:
