@@ -146,6 +146,8 @@ def _check_vocabulary(parsed: Parsed, position: int, ids: Sequence[int], capabil
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
     """Reject a prompt with more image, video or audio tokens than images and sounds: some crash the engine."""
+    if not bundle.media_tokens:
+        return
     prompt = parsed.request.prompts[position]
     sent = {bundle.image_token: len(_images(prompt)), bundle.audio_token: len(_sounds(prompt))}
     for token, token_id in bundle.media_tokens.items():

@@ -217,7 +217,7 @@ class ServedModel(Served):
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        fixed: Callable[[], Fixed] = partial(Fixed.of, self._identity(loaded), prompts[0], _asked_sampling(request))
+        fixed: Callable[[], Fixed] = partial(self._fixed, loaded, prompts[0], request)
         if opened is not None:
             opened.check(fixed())
             request = _without_prompt_logprobs(request)
@@ -314,6 +314,9 @@ class ServedModel(Served):
             return None
         return Continued([*request.generated], lambda generated: self._continuations.seal(generated, fixed(), owner))
 
+    def _fixed(self, loaded: LoadedText, prompt: EncodedPrompt, request: GenerationRequest) -> Fixed:
+        return Fixed.of(self._identity(loaded), prompt, _asked_sampling(request))
+
     def _identity(self, loaded: LoadedText) -> str:
         """Return a text that is equal on servers whose engines can continue each other's answers."""
         return f"{self._model_id}\n{loaded.bundle.tokenizer_hash}"
@@ -331,9 +334,9 @@ class ServedModel(Served):
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
-        check_continued_length(
-            max(len(prompt.token_ids) for prompt in tokenized), request.generated, loaded.capabilities
-        )
+        if request.generated:
+            longest = max(len(prompt.token_ids) for prompt in tokenized)
+            check_continued_length(longest, request.generated, loaded.capabilities)
         rendered = tuple(RenderedPrompt(prompt.text, len(prompt.token_ids), prompt.token_ids) for prompt in tokenized)
         return _Prepared(parsed, loaded, tokenized, rules, rendered)
 
