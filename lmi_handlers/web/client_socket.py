@@ -77,6 +77,8 @@ class ClientSocket:
 
     def __init__(self, sock: socket.socket, limits: Limits, waiting: Waiting) -> None:
         self.in_request = False
+        self.has_failed = False
+        """Whether the client has not taken all of the answer."""
         self._sock = sock
         self._limits = limits
         self._waiting = waiting
@@ -147,6 +149,7 @@ class ClientSocket:
         self._read_deadline = time.monotonic() + limit
 
     def _begin_answer(self) -> None:
+        self.has_failed = False
         self._write_deadline = math.inf
         self._answering = False
         self._chunked = False
@@ -228,11 +231,11 @@ class ClientSocket:
         """Write a part of the answer's body, framed as gunicorn does, as far as the client takes it without waiting.
 
         Returns False if some of it is left. `flush` sends that, within the time limits. If it is the `last` part, it is sent
-        together with the end of the answer, which must follow at once.
+        together with the empty chunk that ends the answer, which must follow at once.
         """
         self._held += b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
         self._ahead = 0
-        if last:
+        if last and self._chunked:
             return True
         if self._sock.timeout != 0:
             self._sock.settimeout(0)
@@ -262,6 +265,7 @@ class ClientSocket:
             if sent < len(data):
                 self._write_slowly(memoryview(data)[sent:], *flags)
         except OSError as error:
+            self.has_failed = True
             if isinstance(error, TimeoutError):
                 self.cut()
             if self._closing:

@@ -108,7 +108,7 @@ class StreamBody:
             if sock is not None and telling is not None and telling.is_over():
                 yield b""  # the head, which is held
                 for chunk in (self._first, *self._rest):
-                    self._write(sock, chunk, last=True)
+                    self._write_last(sock, chunk)
                 self._failure = None
                 return
             yield from self._parts(self._first) or [b""]
@@ -144,6 +144,8 @@ class StreamBody:
         if self._answer is not None:
             self._answer.close()
             self._failure = self._answer.failure
+            if self._socket is not None and self._socket.has_failed:  # the end of a complete answer
+                self._failure = self._failure or ClientDisconnected()
         elif hasattr(self._rest, "close"):
             self._rest.close()
         self._exchange.log(self._status, self._failure)
@@ -152,7 +154,7 @@ class StreamBody:
         """Write what may take long, and let others write the rest."""
         for chunk in self._rest:
             if answer.is_over():
-                self._write(sock, chunk, last=True)
+                self._write_last(sock, chunk)
                 continue
             self._write(sock, chunk)
             sock.flush()
@@ -181,6 +183,10 @@ class StreamBody:
         for part in self._parts(chunk):
             complete = sock.write_chunk(part, last=last)
         return complete
+
+    def _write_last(self, sock: ClientSocket, chunk: bytes) -> None:
+        if not self._write(sock, chunk, last=True):
+            sock.flush()
 
     def _parts(self, chunk: bytes) -> list[bytes]:
         if self._by_record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.errors import ClientDisconnected, LMIError
 from lmi_handlers.serving.answer import Reader
 from lmi_handlers.web.client_socket import ClientSocket, Limits
 from lmi_handlers.web.stream_body import StreamBody
@@ -158,6 +159,36 @@ def test_an_answer_that_is_over_is_sent_with_its_end(chunks: Chunks, by_record: 
         assert client.recv(1 << 16) == HEAD + b"4\r\none\n\r\n" + rest + b"0\r\n\r\n"
         body.close()
         assert request.logged == [None]
+
+
+class Ended:
+    """An answer that was generated to its end."""
+
+    deadline = math.inf
+    failure: LMIError | None = None
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def test_a_client_that_does_not_take_the_end_is_logged(chunks: Chunks) -> None:
+    server, client = socket.socketpair()
+    with server:
+        sock = ClientSocket(server, Limits(client_timeout=20, keepalive=20), {})
+        sock.begin_request()
+        chunks.has_all = True
+        chunks.put(None)
+        request = Request(sock)
+        body = StreamBody(request, b"one", iter(chunks), Ended(), telling=chunks)
+        body.share_turns()
+        sock.hold_next()
+        for _ in body:
+            sock.sendall(HEAD)
+        client.close()
+        with pytest.raises(BrokenPipeError):
+            sock.sendall(b"0\r\n\r\n")
+        body.close()
+        assert isinstance(request.logged[0], ClientDisconnected)
 
 
 def test_the_last_chunk_is_sent_with_the_end(chunks: Chunks, client_and_serving: tuple[socket.socket, Serving]) -> None:
