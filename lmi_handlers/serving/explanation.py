@@ -68,6 +68,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The document. `task` is "generate", or what is computed for the prompts.
 
     `sampling_params` has the fields that are not vLLM's defaults, or that the body names, and a few more.
+    `continued_tokens` is the number of tokens of the answer that this one continues.
     """
 
     model: str
@@ -80,6 +81,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sampling_params: dict[str, ExplainedValue]
     beam_search: BeamSearchParams | None = None
     ignored_fields: tuple[str, ...] = ()
+    continued_tokens: int = 0
     priority: int = 0
     limits: ExplainedLimits
     format: ExplainedFormat
@@ -115,6 +117,7 @@ def explain(
         task="generate" if pooling is None else pooling.task,
         beam_search=request.beam_search,
         ignored_fields=request.ignored_parameters,
+        continued_tokens=len(request.generated),
         priority=request.priority,
         limits=ExplainedLimits(
             max_model_len=capabilities.max_model_len,

@@ -203,9 +203,7 @@ class ServedModel(Served):
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
         opened = self._opened(parsed, usage)
-        if opened is not None:
-            request = msgspec.structs.replace(parsed.request, generated=opened.generated)
-            parsed = msgspec.structs.replace(parsed, request=request)
+        parsed = _continuing(parsed, opened)
         prepared = self._prepare(parsed, deadline)
         parsed, loaded, rendered = prepared.parsed, prepared.loaded, prepared.rendered
         request = parsed.request
@@ -264,9 +262,9 @@ class ServedModel(Served):
         """Explain what `start_generation` would do with a request. `body` is its decoded JSON, if it is JSON.
 
         Raises the same errors, and `InvalidRequest` if the prompts have more tokens than an answer may show. No image is
-        loaded.
+        loaded, so a continuation may still be refused for another prompt.
         """
-        prepared = self._prepare(parsed, deadline)
+        prepared = self._prepare(_continuing(parsed, self._opened(parsed, usage)), deadline)
         parsed = prepared.parsed
         self._budget.check_prompt_ids(
             sum(len(prompt.token_ids) for prompt in prepared.tokenized), field=parsed.prompt_field
@@ -427,6 +425,13 @@ def _tokenize(
     if parsed.request.return_full_text:
         budget.check_repeated(parsed.prompt_field, "".join(prompt.text for prompt in tokenized), params.n)
     return tokenized, TextRules(loaded.tokenizer, params)
+
+
+def _continuing(parsed: Parsed, opened: Opened | None) -> Parsed:
+    """Return the request with the tokens that were generated before."""
+    if opened is None:
+        return parsed
+    return msgspec.structs.replace(parsed, request=msgspec.structs.replace(parsed.request, generated=opened.generated))
 
 
 def _resume(text: SequenceText, formatter: Formatter, generated: tuple[int, ...]) -> None:

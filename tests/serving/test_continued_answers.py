@@ -185,6 +185,17 @@ def test_refusals(cutting: Server, other: Server) -> None:
         assert answer.status_code == 424, answer.text
 
 
+def test_explain(cutting: Server) -> None:
+    path, body = CASES["lmi"]
+    first = shown(ask(cutting, "lmi", stream=False).content)
+    for token, status in ((first.continuation, 200), ("x", 424)):
+        asked = {"route": path, "body": {**body, "continuation": token}}
+        explained = cutting.invoke(asked, path="/explain")
+        assert explained.status_code == status, explained.text
+        if status == 200:
+            assert explained.json()["continued_tokens"] >= len(first.text.encode())
+
+
 def test_the_tools_continue_by_themselves(cutting: Server, other: Server, tmp_path: Path) -> None:
     for name in ("lmi", "chat", "anthropic", "aleph-alpha"):
         path, body = CASES[name]

@@ -24,6 +24,8 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"Answer    task {found['task']}, within {limits['predict_timeout']:g} s"
     form = found["format"]
     yield f"Format    {form['content_type']}, {'streamed' if form['streams'] else 'complete'} ({form['formatter']})"
+    if continued := found.get("continued_tokens"):
+        yield f"After     {continued} tokens that were generated before"
     if ignored := found.get("ignored_fields"):
         yield f"Ignored   {', '.join(ignored)}"
     values = found["sampling_params"]
