@@ -330,6 +330,7 @@ def test_files_that_were_loaded_before_are_served_again(
         assert engine.send(UnloadAdapter(1, "nobody")) == ""  # it has followed
     assert [loaded(engine, name) for engine in engines for name in ("x", "own")] == before
     assert [place for place, _, _ in before] == ["a", "own"] * 2
+    replicas.close()
     for engine in engines:
         engine.stop()
 
@@ -398,6 +399,7 @@ def test_adapter_that_one_engine_refuses_is_on_none(adapted: Adapted, tmp_path: 
     wait_until(lambda: "y" in adapted.registry)
     scarce.manager.follow()
     wait_until(lambda: scarce.manager.names == ("x", "y"))
+    replicas.close()
     scarce.stop()
 
 

@@ -100,6 +100,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[list[Engine], Replicas]]:
     replicas.start()
     wait_until(lambda: all(part.accepts for part in replicas.status.parts))
     yield both, replicas
+    replicas.close()
     for engine in both:
         engine.stop()
 
