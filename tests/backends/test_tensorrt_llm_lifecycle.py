@@ -131,10 +131,6 @@ def test_unsupported(load: Load) -> None:
     assert not set(backend.capabilities.unsupported) & set(CONTRACT["SamplingParams"]["fields_in_order"])
 
 
-def test_prompts_may_be_longer_than_a_step(load: Load) -> None:
-    assert token_ids(run(load(max_num_tokens=5), PROMPT)) == [*PROMPT, EOS]
-
-
 def test_rejected_by_the_engine(load: Load) -> None:
     backend = load(max_num_tokens=5, enable_chunked_prefill=False)
     with pytest.raises(InvalidRequest, match="should not exceed max_num_tokens"):
