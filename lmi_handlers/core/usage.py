@@ -20,7 +20,7 @@ class Usage(msgspec.Struct):
     `continued_tokens` is how many tokens earlier answers have, which this one continues. `joined` is set if the request
     got the answer of an equal one; then `paid` is the part for which others pay, None for all of it. `device` is what
     the engine says it runs on. `key_label` is the label of the client's API key, "" if none is needed, and `tenant` the
-    name that the request gives, "" if it gives none.
+    name that the request gives, "" if it gives none, as it may be shown. `tenant_digest` tells tenants apart.
 
     `engine_time` is the request's share of the engine's steps, or of the calls of the model's own code. `kv_block_time` adds
     up how long it has held each block of the KV cache (see `Meter`), None if the engine does not tell. `block_size` is how
@@ -48,6 +48,7 @@ class Usage(msgspec.Struct):
     device: str = ""
     key_label: str = ""
     tenant: str = ""
+    tenant_digest: str = ""
     engine_time: float | None = None
     kv_block_time: float | None = None
     block_size: int = 0

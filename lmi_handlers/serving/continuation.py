@@ -54,7 +54,7 @@ _ID_BYTES = 4
 
 
 class Owner(NamedTuple):
-    """The client that a token is for: the label of its API key, and its tenant. Each is "" if there is none."""
+    """The client that a token is for: the label of its API key, and its tenant's digest. Each is "" if there is none."""
 
     key_label: str = ""
     tenant: str = ""

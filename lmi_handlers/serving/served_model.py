@@ -442,7 +442,7 @@ def _resume(text: SequenceText, formatter: Formatter, generated: tuple[int, ...]
 
 
 def _owner(usage: Usage) -> Owner:
-    return Owner(usage.key_label, usage.tenant)
+    return Owner(usage.key_label, usage.tenant_digest)
 
 
 def _asked_sampling(request: GenerationRequest) -> SamplingParams:

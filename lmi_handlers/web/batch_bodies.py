@@ -72,7 +72,12 @@ class BatchBodies:
     @staticmethod
     def _usage(exchange: Exchange) -> Usage:
         usage = exchange.usage
-        return Usage(started=time.monotonic(), key_label=usage.key_label, tenant=usage.tenant)
+        return Usage(
+            started=time.monotonic(),
+            key_label=usage.key_label,
+            tenant=usage.tenant,
+            tenant_digest=usage.tenant_digest,
+        )
 
     def _begin(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> _Record:
         answer: Answer | LMIError

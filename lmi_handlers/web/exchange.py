@@ -137,7 +137,9 @@ class Exchange:
         if attributes is None:
             with contextlib.suppress(InvalidRequest):  # the model's own code reads them as it likes
                 attributes = parse_attributes(self.http.headers.get(CUSTOM_ATTRIBUTES, ""))
-        self.usage.tenant = tenant_of(self._model.tenant_attribute, attributes or {}, self.http.headers.get)
+        self.usage.tenant, self.usage.tenant_digest = tenant_of(
+            self._model.tenant_attribute, attributes or {}, self.http.headers.get
+        )
 
     def _add_receipt(self, *, complete: bool) -> None:
         """Tell the client what its request has cost, if that is wanted."""

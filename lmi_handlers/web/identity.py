@@ -41,7 +41,7 @@ def identify(
         given = f"{SESSION_ID}: {session}" if session and session != NEW_SESSION else None
     if not given:
         return request
-    identity = msgspec.msgpack.encode((usage.key_label, usage.tenant, given))
+    identity = msgspec.msgpack.encode((usage.key_label, usage.tenant_digest, given))
     if request.has_random_seed:
         seed = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") or 1
         params = msgspec.structs.replace(params, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 
 from lmi_handlers.core.redaction import REDACTED, is_secret
 from lmi_handlers.core.usage import Usage
@@ -45,11 +46,17 @@ def receipt_attributes(usage: Usage, *, complete: bool) -> dict[str, str]:
     return {f"x-lmi-{name.replace('_', '-')}": str(value) for name, value in items.items() if value is not None}
 
 
-def tenant_of(name: str, attributes: Mapping[str, str], header: Callable[[str], str | None]) -> str:
-    """Return the value of the custom attribute `name`, or else of this header, as it may be logged. "" for none."""
-    value = attributes.get(name) or header(name) or ""
+def tenant_of(name: str, attributes: Mapping[str, str], header: Callable[[str], str | None]) -> tuple[str, str]:
+    """Return the value of the custom attribute `name`, or else of this header, as it may be logged, and its digest.
+
+    Both are "" for none. Values that look equal in the log have other digests.
+    """
+    value = (attributes.get(name) or header(name) or "").strip()
+    if not value:
+        return "", ""
     secret = name.lower() in _SECRET_HEADERS or is_secret(name, value)
-    return REDACTED if value and secret else _UNPRINTABLE.sub("?", value.strip())[:MAX_TENANT]
+    shown = REDACTED if secret else _UNPRINTABLE.sub("?", value)[:MAX_TENANT]
+    return shown, blake2b(value.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def milliseconds(seconds: float | None) -> float | None:

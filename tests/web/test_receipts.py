@@ -132,7 +132,16 @@ def test_own_code_pays_for_its_calls(start_server: StartServer, tmp_path: Path) 
     ],
 )
 def test_a_tenant_is_safe_to_log(name: str, attributes: dict[str, str], headers: dict[str, str], tenant: str) -> None:
-    assert tenant_of(name, attributes, headers.get) == tenant
+    assert tenant_of(name, attributes, headers.get)[0] == tenant
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("team", ("a" * 64 + "b", "a" * 65)), ("team", ("é", "ü")), ("authorization", ("b", "c"))]
+)
+def test_tenants_that_look_equal_differ(name: str, values: tuple[str, str]) -> None:
+    (shown, digest), (other_shown, other_digest) = (tenant_of(name, {}, {name: value}.get) for value in values)
+    assert shown == other_shown
+    assert digest != other_digest
 
 
 def test_blocks_are_measured_or_estimated_or_unknown() -> None:

@@ -165,7 +165,7 @@ def test_identity(params: SamplingParams, headers: dict[str, str], attributes: d
 
 def test_identities_of_two_keys_and_of_two_tenants_differ() -> None:
     names = ("blue", "red")
-    owners = [Usage(0.0, key_label=name) for name in names] + [Usage(0.0, tenant=name) for name in names]
+    owners = [Usage(0.0, key_label=name) for name in names] + [Usage(0.0, tenant_digest=name) for name in names]
     assert len({identified(RANDOM, {INFERENCE_ID: "a"}, None, owner).identity for owner in owners}) == 4
 
 
