@@ -149,7 +149,7 @@ def recent_dir(runtime_dir: Path) -> Path:
 
 def shadow_dir(runtime_dir: Path) -> Path:
     """Return the directory of the shadow engine of the server with this `runtime_dir`, for which it is a `runtime_dir`."""
-    return runtime_dir / "shadow"
+    return runtime_dir / "s"  # sockets have short paths
 
 
 def formatter_socket_path(runtime_dir: Path) -> Path:

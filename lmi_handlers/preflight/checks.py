@@ -58,10 +58,10 @@ from lmi_handlers.text.vocabularies import difference
 from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.workers.environment import VARIABLE, withheld_from_code, withhold_credentials
 
-SOCKET = "lmi-01234567/shadow/engine-0.sock"
+SOCKET = "lmi-01234567/s/engine-0.sock"
 """A socket in the directory for temporary files, as an example: with one model, no other has a longer name."""
 
-SOCKET_OF_MANY_MODELS = "lmi-01234567/model-01234567/shadow/engine-0.sock"
+SOCKET_OF_MANY_MODELS = "lmi-01234567/model-01234567/s/engine-0.sock"
 
 _LONGEST_SOCKET = 107 if sys.platform == "linux" else 103
 """Bytes of a socket's whole path."""
