@@ -232,7 +232,6 @@ class ServedModel(Served):
             ]
             longest = max(prompt.num_tokens for prompt in rendered)
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
-        usage.sequences = len(texts)
         usage.block_size = loaded.capabilities.block_size
         if request.generated and isinstance(texts[0], SequenceText):
             run = self.run_beside if len(request.generated) > _MANY_TOKENS else at_once
@@ -240,6 +239,7 @@ class ServedModel(Served):
             usage.continued_tokens = len(request.generated)
         sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
         generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
+        usage.sequences = len(texts)  # none if it was refused
         if prompts[0].media_prompt is not None and deadline.cutoff is not None:
             fixed = partial(Fixed, *fixed())  # the answer is not to keep images and sounds in memory
         continued = self._continued(parsed, deadline, loaded.capabilities, fixed, _owner(usage))
