@@ -53,6 +53,7 @@ _EXECUTORS = (None, "mp", "uni", "ray")
 TEXT_LAYER = (
     "model_id",
     "revision",
+    "max_audio_seconds",
 )
 """Options of LMI's vLLM handler that are handled outside the engine here."""
 
