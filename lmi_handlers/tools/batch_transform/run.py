@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,11 +20,12 @@ from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
 from lmi_handlers.tools.batch_transform.transform import Transform
 from lmi_handlers.tools.client.inputs import InputFile
 from lmi_handlers.tools.client.own_server import own_server
+from lmi_handlers.tools.client.signals import ended_by_signals
 
 
 def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None, choices: Choices) -> NoReturn:
     """Transform all files of `source`. Exits with status 0, or with 1 if a file has no output."""
-    with _ended_by_signals():
+    with ended_by_signals():
         try:
             files, folder = find_inputs(source, target), open_folder(target)
             settle(choices, ExecutionParameters(), files[0].name)  # a mistake is told before a model is loaded
@@ -68,28 +67,3 @@ def _tell(report: FileReport) -> None:
         tell("warning", f"{line}, {report.errors} of them failed: their errors are in the place of their output")
     else:
         show_error(line)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the job, but not before its unfinished outputs are removed and its server is stopped."""
-
-    def end(number: int, frame: object) -> NoReturn:  # noqa: ARG001  as `signal` calls it
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)  # once is enough
-        raise _Ended(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    try:
-        yield
-    except _Ended as ended:
-        os._exit(128 + ended.number)  # without waiting for answers
-
-
-class _Ended(BaseException):
-    """A signal has arrived."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number

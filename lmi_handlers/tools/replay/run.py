@@ -20,6 +20,7 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.inputs import input_files
 from lmi_handlers.tools.client.own_server import own_server
 from lmi_handlers.tools.client.server import ServerUrl
+from lmi_handlers.tools.client.signals import ended_by_signals
 from lmi_handlers.tools.replay.page import as_page
 from lmi_handlers.tools.replay.recordings import recorded_requests
 from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
@@ -63,6 +64,7 @@ def run(options: ReplayOptions) -> bool:
     pace = Pace(options.concurrency or default, options.speed)
     arguments = _arguments(options)
     with (
+        ended_by_signals(),
         _new_file("--json", options.json_file) as json_file,
         _new_file("--page", options.page_file) as page_file,
         _target(options) as target,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -129,6 +132,24 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
         arguments = ["--url", f"http://127.0.0.1:{free_port()}", option, str(tmp_path / "file" / "report")]
         result = lmi("replay", "--input", str(tmp_path / "day.jsonl"), *arguments)
         assert (result.exit_code, "failed" in result.output) == (2, False)
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_a_replay_that_is_ended_leaves_no_part_of_a_report(ended_by: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
+    reports = tmp_path / "reports"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", "replay"]
+        command += ["--input", str(tmp_path / "day.jsonl"), "--url", url, "--json", str(reports / "report")]
+        with subprocess.Popen(command) as process:
+            connection, _ = silent.accept()
+            with connection:
+                assert len(list(reports.iterdir())) == 1
+                process.send_signal(ended_by)
+                assert process.wait(60) == 128 + ended_by
+    assert list(reports.iterdir()) == []
 
 
 def test_reports_have_no_secrets_and_any_text(tmp_path: Path) -> None:
