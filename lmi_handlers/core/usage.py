@@ -55,7 +55,7 @@ class Usage(msgspec.Struct):
 
     @property
     def is_first(self) -> bool:
-        """True unless another request has got the begin of its answer."""
+        """True unless another request has got the beginning of its answer."""
         return not self.joined or self.paid == Paid()
 
     def charged(self) -> Usage:

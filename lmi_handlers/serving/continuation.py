@@ -12,7 +12,6 @@ it only has what its client has been sent.
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import hmac
@@ -143,7 +142,7 @@ class Continuations:
             )
         try:
             sealed = _decoded(token)
-        except (ValueError, binascii.Error):
+        except ValueError:
             raise _invalid() from None
         signature, content = sealed[:_SIGNATURE], sealed[_SIGNATURE:]
         if self._key is None or not hmac.compare_digest(signature, self._signature(content, owner)):

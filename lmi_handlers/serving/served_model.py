@@ -209,13 +209,16 @@ class ServedModel(Served):
         request = parsed.request
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
         prompts = encode_prompts(request, prepared.tokenized, self._images, self._sounds)
+        fixed: Callable[[], Fixed] = partial(self._fixed, loaded, prompts[0], request)
+        if prompts[0].media_prompt is not None and (opened is not None or self._may_cut(deadline)):
+            # Images and sounds are large: they are digested once, and the answer does not keep them in memory.
+            fixed = partial(Fixed, *self.run_beside(fixed))
         usage.validation_time = time.monotonic() - usage.started
         current = self.loaded
         if current is not loaded and _without_adapters(current) != _without_adapters(
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        fixed: Callable[[], Fixed] = partial(self._fixed, loaded, prompts[0], request)
         if opened is not None:
             opened.check(fixed())
             request = _without_prompt_logprobs(request)
@@ -240,8 +243,6 @@ class ServedModel(Served):
         sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
         generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
         usage.sequences = len(texts)  # none if it was refused
-        if prompts[0].media_prompt is not None and deadline.cutoff is not None:
-            fixed = partial(Fixed, *fixed())  # the answer is not to keep images and sounds in memory
         continued = self._continued(parsed, deadline, loaded.capabilities, fixed, _owner(usage))
         return Answer(
             generation,
@@ -302,7 +303,7 @@ class ServedModel(Served):
     ) -> Continued | None:
         """Return what makes a token for an answer that its deadline may cut, or None if it could not be continued."""
         request = parsed.request
-        if deadline.cutoff is None or not self._continuations.issues or parsed.on_complete is not None:
+        if not self._may_cut(deadline) or parsed.on_complete is not None:
             return None
         try:
             check_continuation(
@@ -311,6 +312,10 @@ class ServedModel(Served):
         except InvalidRequest:
             return None
         return Continued([*request.generated], lambda generated: self._continuations.seal(generated, fixed(), owner))
+
+    def _may_cut(self, deadline: Deadline) -> bool:
+        """True if the answer gets a token when its deadline ends it, unless it is one that cannot be continued."""
+        return deadline.cutoff is not None and self.continues
 
     def _fixed(self, loaded: LoadedText, prompt: EncodedPrompt, request: GenerationRequest) -> Fixed:
         return Fixed.of(self._identity(loaded), prompt, _asked_sampling(request))

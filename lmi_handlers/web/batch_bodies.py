@@ -95,7 +95,7 @@ class BatchBodies:
             )
         self._budget.check_json(payload.data)
         payload, dialect, change = self._dialects.choose(exchange, payload, usage)
-        if take_continuation(payload)[0] is not None:
+        if exchange.continuation is not None or take_continuation(payload)[0] is not None:
             raise UnsupportedFeature("answers in a batch are not cut, and none is continued there", field=CONTINUATION)
         parsed = change(dialect.parse(payload))
         if parsed.request.stream:

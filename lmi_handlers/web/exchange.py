@@ -62,7 +62,7 @@ class Exchange:
     `http` is Flask's object, and `forwarded_api` the call of SageMaker's API that the client has made, if it says so.
     `counts` is false for a request that the metrics leave out, for example one that generates nothing. `hurries` is false
     for one that SageMaker's time limits do not apply to: then no deadline cuts its answer. `explains` is set
-    for one that is only explained.
+    for one that is only explained. `continuation` is the token for a body without one, known once the body is.
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
@@ -89,7 +89,7 @@ class Exchange:
         self._own_attributes: dict[str, str] = {}
         self._receipt: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
-        self._continuation: str | None = None  # for a body without one
+        self.continuation: str | None = None
         self._path = self.http.path if self.explains is None else EXPLAIN_PATH
         self.request_id = request_id(headers)
         self.headers["x-request-id"] = self.request_id
@@ -111,7 +111,7 @@ class Exchange:
         attributes = self._given_attributes = parse_attributes(headers.get(CUSTOM_ATTRIBUTES, ""))
         self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
-        self._continuation = attributes.get(continuation.ATTRIBUTE)
+        self.continuation = attributes.get(continuation.ATTRIBUTE)
         self._add_attributes({})
         check_headers(headers.get, attributes)
         return self.any_body(max_request_size)
@@ -156,7 +156,7 @@ class Exchange:
     def keep_continuation(self, payload: Payload) -> None:
         """Note the token of a body that the model's input formatter replaces: formatters need not know the field."""
         with contextlib.suppress(InvalidRequest):  # a field of the model's own that is no text
-            self._continuation = take_continuation(payload)[0] or self._continuation
+            self.continuation = take_continuation(payload)[0] or self.continuation
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""
@@ -172,7 +172,7 @@ class Exchange:
         parsed = self.dialect.parse(payload)
         for change in changes:
             parsed = change(parsed)
-        if (token := token or self._continuation) is not None:
+        if (token := token or self.continuation) is not None:
             parsed = msgspec.structs.replace(parsed, continuation=token)
         if model.properties.retry_grace and parsed.request.beam_search is None:
             parsed = self._identified(parsed)

@@ -167,15 +167,8 @@ def test_refusals(cutting: Server, other: Server) -> None:
         "invalid_body": {**body, "continuation": 5},
         "continuation_of_other_prompt": {**body, "inputs": "another", "continuation": token},
         "continuation_of_other_sampling": {**body, "parameters": {"max_new_tokens": 501}, "continuation": token},
-        "not_supported": None,
     }
     for code, sent in refused.items():
-        if sent is None:
-            lines = f"{json.dumps({**body, 'continuation': token})}\n" * 2
-            headers = {"Content-Type": "application/jsonlines", "x-request-id": f"refused-{code}"}
-            answer = requests.post(other.url + path, lines, headers=headers, timeout=60)
-            assert "continuation" in answer.text.splitlines()[0]
-            continue
         answer = other.invoke(sent, path=path, headers={"x-request-id": f"refused-{code}"})
         assert answer.status_code == 424, answer.text
         assert other.log_entry(f"refused-{code}")["error_code"] == code
@@ -183,6 +176,17 @@ def test_refusals(cutting: Server, other: Server) -> None:
         parameters = {**body["parameters"], **more}
         answer = other.invoke({**body, "parameters": parameters, "continuation": token}, path=path)
         assert answer.status_code == 424, answer.text
+
+
+def test_nothing_is_continued_in_a_batch(other: Server) -> None:
+    path, body = CASES["lmi"]
+    records = {json.dumps({**body, "continuation": "x"}): "", json.dumps(body): "x-lmi-continuation=x"}
+    for record, attributes in records.items():
+        headers = {"Content-Type": "application/jsonlines", ATTRIBUTES: attributes}
+        answer = requests.post(other.url + path, f"{record}\n" * 2, headers=headers, timeout=60)
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert [line["code"] for line in lines] == [424] * 2, answer.text
+        assert all("continuation" in line["error"] for line in lines)
 
 
 def test_explain(cutting: Server) -> None:
