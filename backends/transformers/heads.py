@@ -47,7 +47,7 @@ class Head(ABC):
 class Embedder(Head):
     """Any encoder or decoder, and the modules that pool its vectors."""
 
-    tasks = ("embed", "embed_all")
+    tasks: ClassVar[tuple[PoolingTask, ...]] = ("embed", "embed_all")
 
     def __init__(self, model: Any, pooler: Pooler) -> None:
         super().__init__(model)
@@ -57,15 +57,20 @@ class Embedder(Head):
     def compute(
         self, inputs: dict[str, torch.Tensor], lengths: torch.Tensor, tasks: Sequence[PoolingTask]
     ) -> Sequence[torch.Tensor]:
-        hidden = self.model(**inputs).last_hidden_state
+        hidden = self._hidden(inputs)
         pooled = self._pooler(hidden, lengths).cpu()
         return [
             hidden[row, : lengths[row]].float().cpu() if task == "embed_all" else pooled[row]
             for row, task in enumerate(tasks)
         ]
 
+    def _hidden(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of the last layer, `[prompts, tokens, size]`."""
+        hidden: torch.Tensor = self.model(**inputs).last_hidden_state
+        return hidden
 
-class ChatEmbedder(Head):
+
+class ChatEmbedder(Embedder):
     """A model that generates text. The vectors of its last layer are pooled.
 
     `attention` is the library's name of the attention that the model computes these with; that of a rolling batch has no
@@ -75,25 +80,17 @@ class ChatEmbedder(Head):
     tasks = ("embed",)
 
     def __init__(self, model: Any, pooler: Pooler, attention: str) -> None:
-        super().__init__(model)
-        self.pooling = pooler.name
-        self._pooler = pooler
+        super().__init__(model, pooler)
         self._attention = attention
 
-    def compute(
-        self,
-        inputs: dict[str, torch.Tensor],
-        lengths: torch.Tensor,
-        tasks: Sequence[PoolingTask],  # noqa: ARG002
-    ) -> Sequence[torch.Tensor]:
+    def _hidden(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         generating = self.model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
         self.model.set_attn_implementation(self._attention)
         try:
-            hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+            hidden: torch.Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
         finally:
             self.model.set_attn_implementation(generating)
-        pooled: torch.Tensor = self._pooler(hidden, lengths)
-        return pooled.cpu().unbind()
+        return hidden
 
 
 class SparseEmbedder(Head):
