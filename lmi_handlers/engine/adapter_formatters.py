@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.formatter_code import FormatterScript, script_of_adapter
+from lmi_handlers.core.connection_limit import ended_after
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.engine.formatters_process import check_loading
 from lmi_handlers.engine.settings import EngineSettings
@@ -94,7 +95,11 @@ class AdapterFormatters:
             self._ask(UnloadFormatters(name, version), patience)
 
     def _ask(self, change: FormatterChange, patience: float = _PATIENCE) -> str | None:
-        """Return the error of a change, or None. Raises `LoadFailed` if the process is not there after `patience` seconds."""
+        """Return the error of a change, or None.
+
+        Raises `LoadFailed` if the process is not there after `patience` seconds, or does not answer within
+        `predict_timeout`, when no client waits any more.
+        """
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -105,8 +110,15 @@ class AdapterFormatters:
                     raise LoadFailed("the model's formatters are being started") from error
                 time.sleep(RECONNECT_INTERVAL)
         channel: Channel[FormatterChange, FormattersChanged] = Channel(sock, msgspec.msgpack.Decoder(FormattersChanged))
-        with contextlib.closing(channel), contextlib.suppress(OSError):  # it has ended
+        limit = self._settings.properties.predict_timeout
+        with (
+            contextlib.closing(channel),
+            ended_after(sock, limit) as expired,
+            contextlib.suppress(OSError),  # it has ended
+        ):
             channel.send(change)
             for answer in channel.receive():
                 return answer.error
+        if expired.is_set():
+            raise LoadFailed(f"the process that runs formatters has not answered within {limit} s")
         raise ConfigError("the process that runs formatters has ended meanwhile")

@@ -449,6 +449,15 @@ class ForgetfulProcess:
         return None
 
 
+def test_formatters_whose_process_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FORMATTER)
+    code = FormatterCode(scripts=(), directory="/", properties={}, follows_adapters=True)
+    properties = ServingProperties(predict_timeout=1)
+    settings = EngineSettings(runtime_dir=str(tmp_path), properties=properties, started=0.0, formatters=code)
+    with contextlib.closing(listen(settings.formatter_changes_path)), raises(LoadFailed, "1"):
+        AdapterFormatters(settings).load("x", tmp_path, 1)
+
+
 def test_formatters_whose_process_ends_before_they_are_registered(adapted: Adapted, tmp_path: Path) -> None:
     (adapted.store / "a" / "model.py").write_text(FORMATTER)
     code = FormatterCode(scripts=(), directory="/", properties={}, follows_adapters=True)
