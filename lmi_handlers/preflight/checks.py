@@ -324,6 +324,8 @@ def _check_chat_embeddings(configuration: Configuration, environ: Mapping[str, s
     properties, backend = configuration.properties, configuration.backend
     if properties.chat_embeddings is None:
         return
+    if configuration.answered_by is AnsweredBy.OWN_CODE:
+        raise _needs_engine("chat_embeddings", configuration)
     if properties.pools or configuration.answered_by is AnsweredBy.TASK:
         raise ConfigError(
             f"option.chat_embeddings has no place beside option.task={properties.task}: there are no chats"
@@ -471,9 +473,13 @@ def _other_vocabulary(configuration: Configuration, shadow: Configuration, envir
 
 def _check_no_shadow(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     if configuration.properties.shadow_model is not None:
-        raise ConfigError(
-            f"option.shadow_model needs a model that an engine serves: this is {configuration.answered_by.value}"
-        )
+        raise _needs_engine("shadow_model", configuration)
+
+
+def _needs_engine(option: str, configuration: Configuration) -> ConfigError:
+    return ConfigError(
+        f"option.{option} needs a model that an engine serves: this is {configuration.answered_by.value}"
+    )
 
 
 _ENGINE, _TASK, _CODE = AnsweredBy.ENGINE, AnsweredBy.TASK, AnsweredBy.OWN_CODE
@@ -487,7 +493,7 @@ _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_text_options, (_ENGINE,)),
     (_check_media, (_ENGINE, _TASK)),
     (_check_pooling, (_ENGINE,)),
-    (_check_chat_embeddings, (_ENGINE, _TASK)),
+    (_check_chat_embeddings, _ALL),
     (_check_origins, _ALL),
     (_check_api_keys, _ALL),
     (_check_continuation_key, _ALL),

@@ -112,6 +112,13 @@ def test_refused(tiny_llama: Path, options: dict[str, str], facts: str) -> None:
     assert any(says(mistake, facts) for mistake in mistakes(read_configuration(environ), environ))
 
 
+def test_refused_beside_own_code(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def handle(inputs):\n    return inputs\n")
+    environ = {"OPTION_CHAT_EMBEDDINGS": "last", "LMI_MODEL_DIR": str(tmp_path)}
+    (mistake,) = mistakes(read_configuration(environ), environ)
+    assert says(mistake, "option.chat_embeddings")
+
+
 def test_openais_client(tiny_llama: Path, tmp_path: Path) -> None:
     started = Server(
         tmp_path / "m",
