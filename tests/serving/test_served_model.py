@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
+import json
 import time
 from pathlib import Path
 
+import PIL.Image
 import pytest
 from capabilities import capabilities
 from engine_thread import Engine
@@ -14,9 +19,9 @@ from waiting import wait_until
 from formatters.lmi.rolling import JsonFormatter
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.deadline import Deadline
-from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
-from lmi_handlers.core.request import GenerationRequest, Prompt
+from lmi_handlers.core.deadline import Cutoff, Deadline
+from lmi_handlers.core.errors import EngineNotReady, InvalidRequest, TextDeadline
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImageSource, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.messages import Loading, Ready
@@ -110,3 +115,46 @@ def test_continuation_is_checked_before_the_engine_gets_it(
     model = start(engine, Ready(str(tmp_path), capabilities(vocab_size=257, max_model_len=10, continues=True)))
     with raises(InvalidRequest, facts, code=code):
         submit(model, Prompt("abcdefg"), check_length, generated)
+
+
+def picture(color: int) -> ImageSource:
+    file = io.BytesIO()
+    PIL.Image.new("L", (4, 3), color).save(file, "PNG")
+    return ImageSource(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}", "messages")
+
+
+def test_answer_about_an_image_is_continued_with_that_image_only(tmp_path: Path) -> None:
+    build_byte_bundle(tmp_path, chat_template="{% for part in messages[0].content %}{{ part.text or '~' }}{% endfor %}")
+    (tmp_path / "metrics").mkdir()
+    engine = Engine(tmp_path / "engine.sock", tokens_per_second=20)
+    engine.ready = Ready(str(tmp_path), capabilities(vocab_size=257, takes_images=True, continues=True))
+    model = ServedModel(ServingProperties(), [engine.path], continuation_key=b"k" * 32)
+    engine.start()
+    model.start()
+    wait_until(lambda: model.state is EngineState.READY)
+
+    def answer(color: int, seconds: float, token: str | None = None) -> tuple[str, Usage]:
+        """Return the text of an answer that ends after so many seconds."""
+        content = [{"type": "image"}, {"type": "text", "text": "abc" * 20}]
+        chat = ChatPrompt(messages=[{"role": "user", "content": content}], images=(picture(color),))
+        request = GenerationRequest(
+            request_id="r", prompts=(Prompt(chat),), sampling_params=SamplingParams(max_tokens=40)
+        )
+        parsed = Parsed(request, JsonFormatter, str, check_length, continuation=token)
+        usage, now = Usage(started=time.monotonic()), time.monotonic()
+        generation = model.start_generation(parsed, usage, Deadline(now + 60, cutoff=Cutoff(now + seconds, "option")))
+        return json.loads(b"".join(generation))["generated_text"], usage
+
+    try:
+        first, token = "", None
+        while token is None:  # on a busy machine, the deadline may pass before there is any text, or too late
+            with contextlib.suppress(TextDeadline):
+                first, usage = answer(1, 1.0)
+                token = usage.continuation
+        with raises(InvalidRequest, "prompt", code="continuation_of_other_prompt"):
+            answer(2, 50, token)
+        rest, usage = answer(1, 50, token)
+        assert (first + rest, usage.continuation) == (("~" + "abc" * 20)[:40], None)
+    finally:
+        model.close()
+        engine.stop()

@@ -32,12 +32,12 @@ class Engine:
 
     ready = Ready("", capabilities(vocab_size=257))
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tokens_per_second: float = math.inf) -> None:
         self.path = path
         self._inbox: Inbox = queue.SimpleQueue()
         files = ModelFiles(path=None, eos_token_ids=(256,), vocab_size=257)
         self.backend = EchoBackend(
-            files, max_model_len=4096, tokens_per_second=math.inf, faults=True, sleep_seconds=0.1
+            files, max_model_len=4096, tokens_per_second=tokens_per_second, faults=True, sleep_seconds=0.1
         )
         self._loop = EngineLoop(self.backend, RollingBatch(2), 2, self._inbox, retry_grace=600)
         self.server = WorkerServer(path, self._inbox)
