@@ -12,6 +12,7 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Owner
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +149,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `truncation_side` is where the others are removed. `cache_salt` is that of each prompt.
     `generated` are the tokens that an engine has generated for this request before. The answer continues after them; then
     it has one sequence. `sampling_params` are still those of the whole answer.
-    Equal requests with the same `identity` are one that is repeated. `has_random_seed` is set if the server has chosen the
-    seed, because the answer shows it. `ignored_parameters` are named in a response header.
+    Equal requests with the same `identity` are one that is repeated; its client is the `owner`. `has_random_seed` is set if
+    the server has chosen the seed, because the answer shows it. `ignored_parameters` are named in a response header.
     The other fields describe the format of the answer and are for formatters.
 
     With `pooling_params`, the prompts are embedded or classified and nothing is generated, so `sampling_params` has no
@@ -162,6 +163,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     pooling_params: PoolingParams | None = None
     priority: int = 0
     identity: bytes | None = None
+    owner: Owner = Owner()
     has_random_seed: bool = False
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None

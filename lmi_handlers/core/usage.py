@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from lmi_handlers.core.meter import Paid
+
+
+class Owner(NamedTuple):
+    """The client of a request: the label of its API key, and its tenant's digest. Each is "" if there is none."""
+
+    key_label: str = ""
+    tenant: str = ""
 
 
 class Usage(msgspec.Struct):
@@ -52,6 +61,11 @@ class Usage(msgspec.Struct):
     engine_time: float | None = None
     kv_block_time: float | None = None
     block_size: int = 0
+
+    @property
+    def owner(self) -> Owner:
+        """The client that it counts for."""
+        return Owner(self.key_label, self.tenant_digest)
 
     @property
     def is_first(self) -> bool:

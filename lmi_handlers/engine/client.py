@@ -276,7 +276,8 @@ class EngineClient:
             request.generated,
         )
         if request.identity is not None:
-            submit = msgspec.structs.replace(submit, join_key=join_key(submit, request.identity))
+            key = join_key(submit, request.identity)
+            submit = msgspec.structs.replace(submit, join_key=key, owner=request.owner)
         generation = InFlightRequest(self, sender, submit, deadline)
         self._generations[submit.number] = generation
         try:

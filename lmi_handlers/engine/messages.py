@@ -20,6 +20,7 @@ from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Owner
 from lmi_handlers.workers.channel import Channel
 
 # From a web worker
@@ -30,7 +31,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed or classify each prompt instead.
     `generated` is as in `GenerationRequest`.
-    A request joins the answer to an earlier one with the same `join_key`, if there is one (see `join_key`).
+    A request joins the answer to an earlier one with the same `join_key`, if there is one (see `join_key`). `owner` is as in
+    `GenerationRequest`.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pooling_params: PoolingParams | None = None
     generated: tuple[int, ...] = ()
     join_key: bytes | None = None
+    owner: Owner = Owner()
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

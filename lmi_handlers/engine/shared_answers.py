@@ -7,6 +7,7 @@ again each time. Such an answer goes on without a client for some seconds, and i
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -83,6 +84,7 @@ class SharedAnswer:
     def __init__(self, key: bytes, submit: Submit, on_failure: Callable[[SharedAnswer, Failed], None]) -> None:
         self.key = key
         self.number = submit.number
+        self.owner = submit.owner
         self.arrived = time.monotonic()
         self.readers: dict[tuple[Worker, int], Reader] = {}
         self.payer: Reader | None = None
@@ -206,10 +208,12 @@ class SharedAnswers:
             self._drop(next(iter(self._ended)))
 
     def give_way(self) -> bool:
-        """Give up the answer that all clients have left for longest. Returns False if there is none."""
+        """Give up an answer without a client: the one left for longest, of the owner that has most. False if there is none."""
         if not self._left:
             return False
-        self._give_up(next(iter(self._left)))
+        counts = Counter(answer.owner for answer in self._left)
+        owner = max(counts, key=counts.__getitem__)
+        self._give_up(next(answer for answer in self._left if answer.owner == owner))
         return True
 
     def _join(self, answer: SharedAnswer, worker: Worker, number: int) -> None:

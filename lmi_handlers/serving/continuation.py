@@ -29,6 +29,7 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Owner
 
 FIELD = "continuation"
 """The field of a body with a token, and that of an answer."""
@@ -50,13 +51,6 @@ _VERSION = 1
 _SIGNATURE = 16
 _HEAD = struct.Struct(">BQ8s8s16s8s")
 _ID_BYTES = 4
-
-
-class Owner(NamedTuple):
-    """The client that a token is for: the label of its API key, and its tenant's digest. Each is "" if there is none."""
-
-    key_label: str = ""
-    tenant: str = ""
 
 
 class Fixed(NamedTuple):

@@ -36,7 +36,7 @@ from lmi_handlers.core.event_loop import at_once
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.core.usage import Usage
+from lmi_handlers.core.usage import Owner, Usage
 from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
 from lmi_handlers.engine.client import InFlightRequest
@@ -49,7 +49,7 @@ from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.serving.answer import Answer, Continued, PooledPrompt
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
-from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, Owner, own_key
+from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, own_key
 from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
@@ -243,7 +243,7 @@ class ServedModel(Served):
         sample = None if self._shadow is None else self._shadow.sample(request, prompts, loaded.capabilities)
         generation = self._generate(loaded, request if sample is None else sample.request, prompts, deadline)
         usage.sequences = len(texts)  # none if it was refused
-        continued = self._continued(parsed, deadline, loaded.capabilities, fixed, _owner(usage))
+        continued = self._continued(parsed, deadline, loaded.capabilities, fixed, usage.owner)
         return Answer(
             generation,
             formatter,
@@ -285,7 +285,7 @@ class ServedModel(Served):
         """Return the content of the request's continuation token, if it has one. Raises `InvalidRequest`."""
         if parsed.continuation is None:
             return None
-        opened = self._continuations.open(parsed.continuation, _owner(usage))
+        opened = self._continuations.open(parsed.continuation, usage.owner)
         if parsed.on_complete is not None:
             raise UnsupportedFeature(
                 "a session with option.session_history has kept the answer as it was cut: send another message"
@@ -444,10 +444,6 @@ def _resume(text: SequenceText, formatter: Formatter, generated: tuple[int, ...]
     formatter.resume(text.feed(TokenOutput(request_id="", token_ids=list(generated))))
     if text.finish_reason is not None:
         raise InvalidRequest("the answer has ended with a stop string", code="continuation_finished")
-
-
-def _owner(usage: Usage) -> Owner:
-    return Owner(usage.key_label, usage.tenant_digest)
 
 
 def _asked_sampling(request: GenerationRequest) -> SamplingParams:

@@ -41,8 +41,8 @@ def identify(
         given = f"{SESSION_ID}: {session}" if session and session != NEW_SESSION else None
     if not given:
         return request
-    identity = msgspec.msgpack.encode((usage.key_label, usage.tenant_digest, given))
+    identity = msgspec.msgpack.encode((usage.owner, given))
     if request.has_random_seed:
         seed = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") or 1
         params = msgspec.structs.replace(params, seed=seed)
-    return msgspec.structs.replace(request, identity=identity, sampling_params=params)
+    return msgspec.structs.replace(request, identity=identity, owner=usage.owner, sampling_params=params)

@@ -17,6 +17,7 @@ from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Owner
 from lmi_handlers.engine import shared_answers
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
@@ -300,6 +301,22 @@ def test_answers_without_a_client_give_way_when_the_queue_is_full() -> None:
     engine.finish()
     assert (waiting.tokens, last.tokens) == ([answer(b"b")], [answer(b"c")])
     assert left.tokens[0] != answer(b"an answer")
+
+
+@pytest.mark.parametrize(
+    ("owners", "running"), [(("", "", ""), {"2-0", "3-0"}), (("red", "blue", "blue"), {"1-0", "3-0"})]
+)
+def test_only_so_many_go_on_without_a_client(
+    monkeypatch: pytest.MonkeyPatch, owners: tuple[str, ...], running: set[str]
+) -> None:
+    """The owner that has most of them loses its oldest one."""
+    monkeypatch.setattr(shared_answers, "MAX_LEFT", 2)
+    engine = Engine()
+    for number, owner in enumerate(owners):
+        submit = msgspec.structs.replace(asked(f"call {number}", b"an answer"), owner=Owner(owner))
+        engine.client(submit).leave()
+        engine.turn()
+    assert engine.backend.running.keys() == running
 
 
 def test_failure_is_told_to_all_and_the_next_request_tries_again() -> None:

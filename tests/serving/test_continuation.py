@@ -29,7 +29,8 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFea
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedImage, EncodedSound, MediaPrompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.serving.continuation import MAX_GENERATED, MAX_LENGTH, Continuations, Fixed, Owner, given_key, own_key
+from lmi_handlers.core.usage import Owner
+from lmi_handlers.serving.continuation import MAX_GENERATED, MAX_LENGTH, Continuations, Fixed, given_key, own_key
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules

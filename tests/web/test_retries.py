@@ -19,7 +19,7 @@ from werkzeug.datastructures import Headers
 
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.core.usage import Usage
+from lmi_handlers.core.usage import Owner, Usage
 from lmi_handlers.web.identity import ATTRIBUTE, IDEMPOTENCY_KEY, INFERENCE_ID, SESSION_ID, identify
 
 RATE = 10
@@ -166,7 +166,9 @@ def test_identity(params: SamplingParams, headers: dict[str, str], attributes: d
 def test_identities_of_two_keys_and_of_two_tenants_differ() -> None:
     names = ("blue", "red")
     owners = [Usage(0.0, key_label=name) for name in names] + [Usage(0.0, tenant_digest=name) for name in names]
-    assert len({identified(RANDOM, {INFERENCE_ID: "a"}, None, owner).identity for owner in owners}) == 4
+    identities = {identified(RANDOM, {INFERENCE_ID: "a"}, None, owner).identity for owner in owners}
+    assert len(identities) == 4
+    assert identified(RANDOM, {INFERENCE_ID: "a"}, None, owners[0]).owner == owners[0].owner == Owner("blue")
 
 
 def test_seed_that_the_server_chooses_is_the_same_for_all_attempts() -> None:
