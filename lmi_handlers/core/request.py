@@ -140,6 +140,18 @@ class Prompt(msgspec.Struct, frozen=True):
     content: PromptContent
     adapter: str | None = None
 
+    @property
+    def images(self) -> tuple[ImageSource, ...]:
+        return self.content.images if isinstance(self.content, ChatPrompt) else ()
+
+    @property
+    def sounds(self) -> tuple[SoundSource, ...]:
+        return self.content.sounds if isinstance(self.content, ChatPrompt) else ()
+
+    @property
+    def has_media(self) -> bool:
+        return bool(self.images or self.sounds)
+
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client request as parsed. From here on, no parameters are passed as a dict.

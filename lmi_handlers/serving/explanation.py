@@ -10,7 +10,7 @@ import msgspec
 from formatters.base import Formatter
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.deadline import Deadline
-from lmi_handlers.core.request import BeamSearchParams, ChatPrompt, GenerationRequest, Prompt
+from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import TokenizedPrompt
@@ -110,7 +110,14 @@ def explain(
         dialect=chosen.name,
         chosen_by_field=chosen.field,
         prompts=[
-            ExplainedPrompt(found.text, len(found.token_ids), found.token_ids, *_media(prompt), prompt.adapter)
+            ExplainedPrompt(
+                found.text,
+                len(found.token_ids),
+                found.token_ids,
+                len(prompt.images),
+                len(prompt.sounds),
+                prompt.adapter,
+            )
             for prompt, found in zip(request.prompts, tokenized, strict=True)
         ],
         sampling_params=_sampling_params(parsed, body, facts) if pooling is None else {},
@@ -129,11 +136,6 @@ def explain(
         ),
         format=ExplainedFormat(type(formatter).__name__, formatter.content_type, formatter.streams),
     )
-
-
-def _media(prompt: Prompt) -> tuple[int, int]:
-    content = prompt.content
-    return (len(content.images), len(content.sounds)) if isinstance(content, ChatPrompt) else (0, 0)
 
 
 def _longest_answer(request: GenerationRequest, prompt_tokens: int, capabilities: Capabilities) -> int:

@@ -13,11 +13,8 @@ from lmi_handlers.core.request import (
     ChatPrompt,
     EncodedPrompt,
     GenerationRequest,
-    ImageSource,
     MediaPrompt,
-    Prompt,
     PromptContent,
-    SoundSource,
     TextPair,
 )
 from lmi_handlers.media.images import ImageLoader
@@ -91,9 +88,7 @@ def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[TokenizedPrompt
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
-        if not _has_media(
-            prompt
-        ):  # the engine replaces the tokens that mark media, which may be outside its vocabulary
+        if not prompt.has_media:  # the engine replaces the tokens that mark media, which may be outside its vocabulary
             _check_vocabulary(parsed, position, ids, loaded.capabilities)
         tokenized.append(found)
     return tokenized
@@ -149,7 +144,7 @@ def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: T
     if not bundle.media_tokens:
         return
     prompt = parsed.request.prompts[position]
-    sent = {bundle.image_token: len(_images(prompt)), bundle.audio_token: len(_sounds(prompt))}
+    sent = {bundle.image_token: len(prompt.images), bundle.audio_token: len(prompt.sounds)}
     for token, token_id in bundle.media_tokens.items():
         if ids.count(token_id) > sent.get(token, 0):
             raise InvalidRequest(
@@ -162,18 +157,6 @@ def _prompt_field(parsed: Parsed, position: int) -> str:
     return f"{parsed.prompt_field}[{position}]" if len(parsed.request.prompts) > 1 else parsed.prompt_field
 
 
-def _images(prompt: Prompt) -> tuple[ImageSource, ...]:
-    return prompt.content.images if isinstance(prompt.content, ChatPrompt) else ()
-
-
-def _sounds(prompt: Prompt) -> tuple[SoundSource, ...]:
-    return prompt.content.sounds if isinstance(prompt.content, ChatPrompt) else ()
-
-
-def _has_media(prompt: Prompt) -> bool:
-    return bool(_images(prompt) or _sounds(prompt))
-
-
 def encode_prompts(
     request: GenerationRequest, tokenized: list[TokenizedPrompt], images: ImageLoader, sounds: SoundLoader
 ) -> list[EncodedPrompt]:
@@ -181,13 +164,13 @@ def encode_prompts(
 
     Raises `InvalidRequest` with the field.
     """
-    if request.truncate is not None and any(map(_has_media, request.prompts)):
+    if request.truncate is not None and any(prompt.has_media for prompt in request.prompts):
         raise InvalidRequest("cannot be combined with images or sounds", field="truncate_prompt_tokens")
     encoded = []
     for prompt, found in zip(request.prompts, tokenized, strict=True):
         media_prompt = None
-        if _has_media(prompt):
-            media_prompt = MediaPrompt(found.text, images.load(_images(prompt)), sounds.load(_sounds(prompt)))
+        if prompt.has_media:
+            media_prompt = MediaPrompt(found.text, images.load(prompt.images), sounds.load(prompt.sounds))
         encoded.append(
             EncodedPrompt(found.token_ids, prompt.adapter, media_prompt, found.token_type_ids, request.cache_salt)
         )

@@ -214,10 +214,8 @@ class ServedModel(Served):
             # Images and sounds are large: they are digested once, and the answer does not keep them in memory.
             fixed = partial(Fixed, *self.run_beside(fixed))
         usage.validation_time = time.monotonic() - usage.started
-        current = self.loaded
-        if current is not loaded and _without_adapters(current) != _without_adapters(
-            loaded
-        ):  # it was checked for another engine
+        current = self.loaded  # the request may have been checked for another engine
+        if current is not loaded and _without_adapters(current) != _without_adapters(loaded):
             raise EngineNotReady("the engine was restarted while the request was being prepared")
         if opened is not None:
             opened.check(fixed())

@@ -23,7 +23,7 @@ from lmi_handlers.apis.openai.responses_body import (
     client_name,
 )
 from lmi_handlers.core.errors import UnsupportedFeature, aliased
-from lmi_handlers.core.request import ChatPrompt, GenerationRequest
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.serving.parsed import Parsed
 
 REFUSED = {
@@ -60,9 +60,8 @@ class ResponseDialect(ChatDialect):
         return Parsed(request, formatter, alias, partial(check_length, "input"), "input")
 
     def _truncated(self, request: GenerationRequest, body: ResponseBody) -> GenerationRequest:
-        """Let the prompt's end fit next to the answer if the request asks for it. A prompt with images cannot be cut."""
-        content = request.prompts[0].content
-        if body.truncation != "auto" or (isinstance(content, ChatPrompt) and (content.images or content.sounds)):
+        """Let the prompt's end fit next to the answer if the request asks for it. One with images or sounds cannot be cut."""
+        if body.truncation != "auto" or request.prompts[0].has_media:
             return request
         capabilities = self._facts().capabilities
         room = min(capabilities.max_input_tokens, capabilities.max_model_len - (body.max_output_tokens or 1))
