@@ -17,7 +17,9 @@ from lmi_handlers.tools.conform.vectors import Reference
 Verdict = Literal["conforms", "differs", "not spoken", "error"]
 
 _LONGEST_CAUSE = 300
-_NOT_SPOKEN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+NOT_SPOKEN = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+"""Statuses of servers that do not have the route."""
+
 _NOT_LET_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
@@ -38,7 +40,7 @@ def judge(expected: Reference, reply: Received) -> Finding:
 def _same_status(expected: int | str, status: int) -> bool:
     if isinstance(expected, int):
         return status == expected
-    return f"{status // 100}xx" == expected and status not in (*_NOT_SPOKEN, *_NOT_LET_IN)  # these refuse any request
+    return f"{status // 100}xx" == expected and status not in (*NOT_SPOKEN, *_NOT_LET_IN)  # these refuse any request
 
 
 def _of_status(expected: int | str, reply: Received) -> Finding:
@@ -46,7 +48,7 @@ def _of_status(expected: int | str, reply: Received) -> Finding:
     if reply.status >= HTTPStatus.BAD_REQUEST:
         cause = failure_cause(reply.body[:4096])
     found = f"status {reply.status} instead of {expected}" + (f": {cause[:_LONGEST_CAUSE]}" if cause else "")
-    if reply.status in _NOT_SPOKEN:
+    if reply.status in NOT_SPOKEN:
         return Finding("not spoken", found)
     is_error = reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status in _NOT_LET_IN
     return Finding("error" if is_error else "differs", found)

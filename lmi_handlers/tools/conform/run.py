@@ -10,10 +10,13 @@ import msgspec
 from lmi_handlers.tools.client.errors import CallRefused
 from lmi_handlers.tools.client.server import ServerUrl, Unreachable
 from lmi_handlers.tools.conform.exchange import Received, exchange
-from lmi_handlers.tools.conform.judge import Finding, Verdict, judge
+from lmi_handlers.tools.conform.judge import NOT_SPOKEN, Finding, Verdict, judge
 from lmi_handlers.tools.conform.vectors import Vector, api, body_for
 
 _DEFAULT_MODEL = "model"
+
+_MOST_LATE = 3
+"""A server that lets so many requests in succession wait in vain is not sent the others: there are more than a hundred."""
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +96,17 @@ def results(target: AskedServer, apis: Sequence[str], accepted: frozenset[str]) 
 
     `accepted` are the features whose differences are known, as "api: feature".
     """
+    waited = 0.0
     for name in apis:
-        found: dict[str, list[CaseResult]] = {}
+        asked: list[tuple[Vector, CaseResult]] = []
         for vector in api(name).vectors:
-            found.setdefault(vector.feature, []).append(_result(target, vector))
+            started = time.monotonic()
+            case = _result(target, vector) if waited < _MOST_LATE * target.seconds else _not_sent(vector)
+            waited = waited + time.monotonic() - started if case.status is None else 0.0
+            asked.append((vector, case))
+        found: dict[str, list[CaseResult]] = {}
+        for vector, case in _without_routes(asked):
+            found.setdefault(vector.feature, []).append(case)
         features = [
             FeatureResult(
                 feature=feature,
@@ -107,6 +117,16 @@ def results(target: AskedServer, apis: Sequence[str], accepted: frozenset[str]) 
             for feature, cases in found.items()
         ]
         yield ApiResult(api=name, reference=api(name).reference, features=features)
+
+
+def _without_routes(cases: Sequence[tuple[Vector, CaseResult]]) -> Iterator[tuple[Vector, CaseResult]]:
+    """Yield the vectors of an API. One whose reference is itself a 404 is not spoken if its path answers nothing else."""
+    routes = {vector.path for vector, case in cases if case.status not in NOT_SPOKEN}
+    for vector, case in cases:
+        if case.verdict == "differs" and vector.path not in routes:
+            yield vector, msgspec.structs.replace(case, verdict="not spoken")
+        else:
+            yield vector, case
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
@@ -123,6 +143,11 @@ def _result(target: AskedServer, vector: Vector) -> CaseResult:
         if tried[-1].verdict == "conforms":
             return tried[-1]
     return tried[0]
+
+
+def _not_sent(vector: Vector) -> CaseResult:
+    cause = "not sent, because the server did not answer the requests before it"
+    return CaseResult(case=vector.case, verdict="error", difference=cause, status=None, seconds=0.0)
 
 
 def _sent(target: AskedServer, vector: Vector, body: bytes | None) -> CaseResult:

@@ -32,10 +32,10 @@ DIFFERENT = {
 ON_ANY_SERVER = ("lmi", "tgi", "openai", "openai-responses", "anthropic", "aleph-alpha", "sagemaker")
 
 
-def conform(url: str, *apis: str, tmp_path: Path, **options: Any) -> tuple[int, dict[str, Any]]:
+def conform(url: str, *apis: str, tmp_path: Path, timeout: float = 60, **options: Any) -> tuple[int, dict[str, Any]]:
     """Run `lmi conform`, and return its exit status and what it has found."""
     file = tmp_path / "found.json"
-    result = lmi("conform", url, "--api", ",".join(apis), "--json", str(file), **options)
+    result = lmi("conform", url, "--api", ",".join(apis), "--json", str(file), "--timeout", str(timeout), **options)
     found: dict[str, Any] = json.loads(file.read_text())
     return result.exit_code, found
 
@@ -222,6 +222,22 @@ def test_answers_without_an_end(reply: Callable[[socket.socket, bytes], None], c
     assert [says(line, f"error {cause}") for line in lines[1:]] == [True, True], result.output
 
 
+def test_a_server_that_hangs_is_not_waited_for_every_time(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def hang(connection: socket.socket, request: bytes) -> None:
+        asked.append(request)
+        while connection.recv(1 << 16):
+            pass
+
+    with answering(hang) as url:
+        status, found = conform(url, "mindie", "tgi", tmp_path=tmp_path, timeout=0.2)
+    verdicts = {feature["verdict"] for api in found["apis"].values() for feature in api["features"]}
+    assert (status, verdicts) == (1, {"error"})
+    assert len(asked) <= 4
+    assert says(found["apis"]["tgi"]["features"][-1]["cases"][0]["difference"], "not sent")
+
+
 def test_redirections_are_not_followed(tmp_path: Path) -> None:
     """Else the key would go to wherever the server wants it."""
     asked: list[bytes] = []
@@ -263,7 +279,7 @@ def test_a_refusal_of_everything_is_no_answer_to_a_mistake(status: bytes, tmp_pa
 def test_missing_routes_are_not_spoken(tmp_path: Path) -> None:
     gone = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     with answering(lambda connection, request: connection.sendall(gone)) as url:
-        status, found = conform(url, "tgi", "aleph-alpha", "sagemaker", tmp_path=tmp_path)
+        status, found = conform(url, "tgi", "openai", "aleph-alpha", "sagemaker", tmp_path=tmp_path)
     assert status == 1
     verdicts = {feature["verdict"] for api in found["apis"].values() for feature in api["features"]}
     assert verdicts == {"not spoken"}
