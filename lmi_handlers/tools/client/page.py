@@ -13,7 +13,7 @@ th, td { text-align: left; vertical-align: top; padding: .2rem .6rem; border-top
 
 
 def html_page(title: str, style: str, body: str) -> str:
-    """Return the page. `style` and `body` are HTML already, and so is nothing else."""
+    """Return the page. `title` is any text; `style` and `body` are CSS and HTML."""
     head = f'<meta charset="utf-8"><title>{html_text(title)}</title><style>{_STYLE}{style}</style>'
     return f'<!doctype html><html lang="en">{head}{body}</html>\n'
 

@@ -34,9 +34,8 @@ def as_json(results: Sequence[ApiResult], about: Mapping[str, Any]) -> bytes:
     """Return everything that was found."""
     found = {result.api: {"conforms": result.conforms, **msgspec.to_builtins(result)} for result in results}
     document = {**about, "conforms": all(result.conforms for result in results), "apis": found}
-    return (
-        json.dumps(document, indent=2).encode() + b"\n"
-    )  # msgspec takes no halves of surrogate pairs, as servers write
+    # Not msgspec, which takes no halves of surrogate pairs: servers write them.
+    return json.dumps(document, indent=2).encode() + b"\n"
 
 
 def as_page(results: Sequence[ApiResult], about: Mapping[str, Any]) -> str:

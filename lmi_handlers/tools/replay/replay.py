@@ -38,7 +38,6 @@ FAILED, UNRECORDED, BROKEN = "failed", "unrecorded", "broken"
 _MARGIN = 0.1
 """Nats by which the recorded token may be less probable than the one of the server, if a text parts by rounding."""
 
-
 _LONGEST_PAUSE = 1e8
 """Seconds between two requests, whatever the recording says: `time.sleep` takes no infinite ones."""
 
@@ -149,9 +148,8 @@ class Replay:
 
     def _compared(self, request: Recorded, expected: Reply, timed: Timed) -> Comparison:
         recorded_text = _text(expected)
-        is_generated = bool(
-            recorded_text or told(expected).finish_reason
-        )  # tool calls have no text; embeddings have neither
+        # Tool calls have a finish reason and no text; embeddings have neither.
+        is_generated = bool(recorded_text or told(expected).finish_reason)
         sampled = not self._compare_sampled and is_generated and is_sampled(request.body)
         found = compare(expected, timed.reply, sampled=sampled, volatile=self._volatile)
         if found.kind is not Kind.TEXT or sampled:

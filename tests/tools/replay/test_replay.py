@@ -8,22 +8,23 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import requests
 from facts import says
 from lmi_command import lmi
 from recordings import capture_record
 from serving import Server, free_port
 
 from lmi_handlers.tools.client.comparison import Reply, text_of
+from lmi_handlers.tools.client.inputs import input_files
 from lmi_handlers.tools.replay import targets
 from lmi_handlers.tools.replay.page import as_page
-from lmi_handlers.tools.replay.recordings import Broken, Recorded
+from lmi_handlers.tools.replay.recordings import Broken, Recorded, recorded_requests
 from lmi_handlers.tools.replay.replay import Outcome, Pace, Replay
 from lmi_handlers.tools.replay.report import Collector, parse_thresholds, totals
 from lmi_handlers.tools.replay.scoring import NotScored, log_probability_gap
@@ -186,14 +187,26 @@ def test_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert lmi("replay", *arguments).exit_code == 2
 
 
-def test_nothing_recorded_but_the_body_is_sent(echo_server: Server) -> None:
-    """Data Capture's custom attributes may be secret, and echo's server would show them."""
-    body = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 1}}).encode()
-    timed = UrlTarget(echo_server.url, None, None).ask(
-        Recorded(place="a:1", body=body, content_type="application/json")
-    )
-    assert timed.reply.status == 200
-    assert requests.post(f"{echo_server.url}/invocations", data=body, timeout=60).content == timed.reply.body
+def test_nothing_recorded_but_the_body_is_sent(tmp_path: Path) -> None:
+    """Data Capture's custom attributes may be secret."""
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b'{"inputs": "x"}', b"{}", "application/json"))
+    (recorded,) = recorded_requests(input_files(str(tmp_path)))
+    assert isinstance(recorded, Recorded)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(60)
+        target = UrlTarget(f"http://127.0.0.1:{listener.getsockname()[1]}", None, None)
+        timed = pool.submit(target.ask, recorded)
+        connection, _ = listener.accept()
+        with connection:
+            sent = b""
+            while not sent.endswith(recorded.body):
+                sent += connection.recv(1 << 16) or b"END" + recorded.body
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        assert timed.result(60).reply.body == b"{}"
+    head, _, body = sent.partition(b"\r\n\r\n")
+    names = {line.partition(b":")[0].lower() for line in head.splitlines()[1:]}
+    assert names == {b"host", b"accept-encoding", b"content-length", b"content-type"}
+    assert body == recorded.body
 
 
 def test_an_answer_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
