@@ -38,6 +38,9 @@ FAILED, UNRECORDED, BROKEN = "failed", "unrecorded", "broken"
 _MARGIN = 0.1
 """Nats by which the recorded token may be less probable than the one of the server, if a text parts by rounding."""
 
+_MOST_PENDING = 10_000
+"""Outcomes that wait for one before them: a request that hangs holds them up for as long as its answer may take."""
+
 _LONGEST_PAUSE = 1e8
 """Seconds between two requests, whatever the recording says: `time.sleep` takes no infinite ones."""
 
@@ -92,7 +95,7 @@ class Replay:
         self._compare_sampled = compare_sampled
 
     def outcomes(self, requests: Iterable[Recorded | Broken], pace: Pace) -> Iterator[Outcome]:
-        """Send the requests, and yield their outcomes in the same order. Memory holds `concurrency` of them."""
+        """Send the requests, and yield their outcomes in the same order. Memory holds `concurrency` requests."""
         places = threading.BoundedSemaphore(pace.concurrency)
         pending: deque[Future[Outcome] | Outcome] = deque()
         clock = _Clock(pace.speed)
@@ -107,7 +110,7 @@ class Replay:
                     future = pool.submit(self._outcome, number, request)
                     future.add_done_callback(lambda _: places.release())
                     pending.append(future)
-                while pending and (isinstance(pending[0], Outcome) or pending[0].done()):
+                while pending and (_is_ready(pending[0]) or len(pending) > _MOST_PENDING):
                     yield _result(pending.popleft())
             while pending:
                 yield _result(pending.popleft())
@@ -134,7 +137,8 @@ class Replay:
         }
         if request.answer is None:
             return Outcome(kind=UNRECORDED, **common)
-        found = self._compared(request, request.answer, timed)
+        recorded = told(request.answer)
+        found = self._compared(request, request.answer, recorded, timed)
         return Outcome(
             kind=found.kind.value,
             detail=found.detail,
@@ -142,14 +146,14 @@ class Replay:
             expected=found.expected,
             received=found.received,
             but_for=found.but_for,
-            recorded=told(request.answer),
+            recorded=recorded,
             **common,
         )
 
-    def _compared(self, request: Recorded, expected: Reply, timed: Timed) -> Comparison:
+    def _compared(self, request: Recorded, expected: Reply, recorded: Told, timed: Timed) -> Comparison:
         recorded_text = _text(expected)
         # Tool calls have a finish reason and no text; embeddings have neither.
-        is_generated = bool(recorded_text or told(expected).finish_reason)
+        is_generated = bool(recorded_text or recorded.finish_reason)
         sampled = not self._compare_sampled and is_generated and is_sampled(request.body)
         found = compare(expected, timed.reply, sampled=sampled, volatile=self._volatile)
         if found.kind is not Kind.TEXT or sampled:
@@ -164,6 +168,10 @@ class Replay:
 
     def _ask(self, request: Recorded) -> Reply:
         return self._target.ask(request).reply
+
+
+def _is_ready(found: Future[Outcome] | Outcome) -> bool:
+    return isinstance(found, Outcome) or found.done()
 
 
 def _result(found: Future[Outcome] | Outcome) -> Outcome:
