@@ -73,7 +73,7 @@ def document(line: bytes) -> bytes | None:
 
 def parsed(data: bytes) -> Any:
     """Return a JSON document, or None if it is none."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(data)
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(data)  # slow, and takes what other servers write: NaN, and halves of surrogate pairs

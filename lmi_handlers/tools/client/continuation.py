@@ -43,7 +43,7 @@ def _continued(invocation: InvokeRequest, token: str) -> InvokeRequest | None:
     """Return the request for the rest of an answer, or None if the body has no place for its token."""
     try:
         fields = msgspec.json.decode(invocation.body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
+        fields["continuation"] = msgspec.Raw(msgspec.json.encode(token))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    fields["continuation"] = msgspec.Raw(msgspec.json.encode(token))
     return msgspec.structs.replace(invocation, body=msgspec.json.encode(fields))

@@ -52,7 +52,7 @@ def code_of(line: bytes) -> int | None:
     fields = _error_fields(line)
     try:
         code = msgspec.json.decode(fields.get("code") or msgspec.json.decode(fields["error"], type=_OpenAIError).code)
-    except (LookupError, msgspec.DecodeError, RecursionError):
+    except (LookupError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return code if isinstance(code, int) else None
 
@@ -72,6 +72,6 @@ def _error_fields(line: bytes) -> dict[str, msgspec.Raw]:
         return {}
     try:
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return fields if fields.keys() <= _ERROR_FIELDS else {}

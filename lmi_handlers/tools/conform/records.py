@@ -98,5 +98,5 @@ def _event(event: bytes) -> tuple[bytes | None, bool]:
 def _document(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BrokenFormat(f"{json.dumps(data[:40].decode(errors='replace'))} is not JSON") from error

@@ -86,7 +86,7 @@ def model_of(target: AskedServer) -> str:
         listed = msgspec.json.decode(reply.body, type=_Models)
     except Unreachable:
         raise
-    except (CallRefused, msgspec.DecodeError, RecursionError):
+    except (CallRefused, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _DEFAULT_MODEL
     return listed.data[0].id if listed.data else _DEFAULT_MODEL
 

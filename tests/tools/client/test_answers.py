@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.tools.client.answer import pieces
+from lmi_handlers.tools.client.answer import failure_cause, pieces
 from lmi_handlers.tools.client.apis import Said, said
 from lmi_handlers.tools.client.continuation import whole_answer
-from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
+from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused, code_of, is_error
 from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
 SSE, LINES, JSON = "text/event-stream", "application/jsonlines", "application/json; charset=utf-8"
@@ -139,24 +139,34 @@ def test_what_a_record_says(record: Any, expected: Said) -> None:
     assert said(record) == expected
 
 
+def test_documents_that_are_not_utf_8() -> None:
+    """As servers write that take Latin-1 for it."""
+    data = b'{"error": "ung\xfcltig"}'
+    assert list(texts([data], JSON)) == ['{"error": "ung\ufffdltig"}']
+    assert list(texts([data + b"\n"], LINES)) == ['{"error": "ung\ufffdltig"}\n']
+    assert failure_cause(data) == '{"error": "ung\ufffdltig"}'
+    assert not is_error(b'{"error": "a", "\xfc": 1}')
+    assert code_of(b'{"error": "a", "code": "\xfc"}') is None
+
+
 LATE = CallRefused("504: a deadline has passed", code="504")
 LATE_ON_AWS = CallRefused("ModelError: 504: a deadline has passed", code="ModelError", status=504)
 REFUSED = CallRefused("424: it has expired", code="424")
 
 
-def asked(*answers: dict[str, str] | CallRefused) -> tuple[str, list[str | None]]:
+def asked(*answers: dict[str, str] | CallRefused, body: bytes = b'{"inputs": "a"}') -> tuple[str, list[str | None]]:
     """Ask for a whole answer. Returns its text, and the tokens of the requests that get `answers`, one each."""
     left, tokens = iter(answers), list[str | None]()
 
     @contextmanager
     def ask(invocation: InvokeRequest) -> Iterator[StreamedResponse]:
-        tokens.append(json.loads(invocation.body).get("continuation"))
+        tokens.append(json.loads(invocation.body).get("continuation") if invocation.body.isascii() else None)
         answer = next(left)
         if isinstance(answer, CallRefused):
             raise answer
         yield StreamedResponse(JSON, {}, iter([json.dumps(answer).encode()]))
 
-    request = InvokeRequest(body=b'{"inputs": "a"}', content_type=JSON, accept=None, parameters={})
+    request = InvokeRequest(body=body, content_type=JSON, accept=None, parameters={})
     return "".join(piece.text for piece in whole_answer(ask, request)), tokens
 
 
@@ -165,6 +175,12 @@ def test_a_continuation_that_is_late_is_asked_for_again() -> None:
     assert asked(first, LATE, LATE_ON_AWS, LATE, rest) == ("Grüße", [None, "t", "t", "t", "t"])
     more = {"generated_text": "ß", "continuation": "u"}
     assert asked(first, LATE, LATE, more, LATE, LATE, {"generated_text": "e"})[0] == "Grüße"
+
+
+def test_what_cannot_be_continued_ends() -> None:
+    first = {"generated_text": "Grü", "continuation": "t"}
+    assert asked(first, body=b'{"inputs": "\xff", "\xff": 1}') == ("Grü", [None])
+    assert asked({"generated_text": "Grü", "continuation": "\ud800"}) == ("Grü", [None])
 
 
 @pytest.mark.parametrize(

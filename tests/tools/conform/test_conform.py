@@ -263,6 +263,13 @@ def test_answers_are_shown_as_text(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
+def test_a_name_of_a_model_that_is_not_utf_8(tmp_path: Path) -> None:
+    listed = b'{"data": [{"id": "\xff"}]}'
+    with answering(lambda connection, request: connection.sendall(HEAD + b"\r\n" + listed)) as url:
+        status, found = conform(url, "mindie", tmp_path=tmp_path)
+    assert (status, found["model"]) == (1, "model")
+
+
 @pytest.mark.parametrize("status", [b"401", b"403"])
 def test_a_refusal_of_everything_is_no_answer_to_a_mistake(status: bytes, tmp_path: Path) -> None:
     refusal = b'{"message": "\\u001b[2J \\ud800 \xe2\x80\xae"}'

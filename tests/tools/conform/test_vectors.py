@@ -160,6 +160,7 @@ def test_difference(examples: list[Any], found: Any, rules: Rules, expected: str
         (b'{"a": 1}\n\n', EVENTS, 'a line of an event is "{\\"a\\": 1}"'),
         (b'{"a": 1}\n{"a"', "application/jsonlines", "the last line has no end"),
         (b"{'a': 1}", "application/json", "\"{'a': 1}\" is not JSON"),
+        (b'{"a": "\xff"}', "application/json", '"{\\"a\\": \\"\\ufffd\\"}" is not JSON'),
         (b"[" * 100_000, "application/json", f'"{"[" * 40}" is not JSON'),
     ],
 )
