@@ -174,7 +174,7 @@ def _may_be_json(content_type: str) -> bool:
 def _model_of(data: bytes) -> str | None:
     try:
         return _decoder.decode(data).model
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # whoever answers says what is wrong
 
 

@@ -67,6 +67,11 @@ def test_a_body_of_curl_names_its_model(server: StoreServer, content_type: str |
     assert (answer.status_code, answer.json()["model"]) == (200, "b"), answer.text
 
 
+def test_a_name_that_is_not_utf_8_names_no_model(server: StoreServer) -> None:
+    answer = server.ask("POST", "/invocations", data=b'{"model": "\xff", "prompt": "hello"}', headers={})
+    assert answer.status_code == 400, answer.text
+
+
 def test_pages_name_every_model(server: StoreServer) -> None:
     assert server.ping().json() == {name: {"status": "Healthy"} for name in "abc"}
     assert [model["id"] for model in server.ask("GET", "/v1/models").json()["data"]] == ["a", "b", "c"]

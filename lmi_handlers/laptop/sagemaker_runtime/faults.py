@@ -268,7 +268,7 @@ class FaultsFile:
             return []
         try:
             return _DECODER.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"faults {self._path}: {error}") from error
 
     def _write(self, file: IO[bytes], faults: list[Any]) -> None:

@@ -95,7 +95,7 @@ class ServerClient:
             raise Unreachable(f"{self.url}/execution-parameters: {answer.cause}")
         try:
             return msgspec.json.decode(answer.body, type=ExecutionParameters) if answer.ok else ExecutionParameters()
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{self.url}/execution-parameters is not as SageMaker expects it: {error}") from None
 
     def _repeated(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HttpResponse:

@@ -186,6 +186,7 @@ def test_a_container_that_does_not_start_is_explained(tmp_path: Path) -> None:
         b"{}",
         b"[",
         b'[{"fault": "nonsense"}]',
+        b'[{"fault": "\xff"}]',
         b'[{"fault": "throttling", "times": 0}]',
         b'[{"fault": "throttling", "seconds": 1}]',
         b'[{"fault": "delay", "seconds": 1e9}]',
