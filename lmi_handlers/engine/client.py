@@ -136,12 +136,15 @@ class InFlightRequest:
             if batch:
                 self._begun = self._generates
                 self._last = batch[-1]
-                yield batch  # outputs that arrived before an error are still valid
-            elif failure is None:
+                if failure is not None:
+                    self._unread.put(failure)  # again: the outputs are still valid, and `ready` says that there is more
+                    failure = None
+            if failure is None:
                 yield batch
+                continue
             if isinstance(failure, TextDeadline) and self._begun:
                 yield self._cut(failure.option)
-            if failure is not None and self._running:  # otherwise it came too late to matter
+            if self._running:  # otherwise it came too late to matter
                 try:
                     self.failure = None
                     raise failure

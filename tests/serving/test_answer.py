@@ -194,6 +194,21 @@ def test_reader_is_told_of_the_end(failure: RequestFailed | None, client: Engine
     assert answer.failure is failure
 
 
+def test_reader_need_not_be_told_again_of_an_error_behind_an_output(client: EngineClient, tmp_path: Path) -> None:
+    """It reads both at once, for example if its own client has been slow. Nothing follows that would wake it."""
+    failure = RequestFailed("no memory")
+    answer, generation = stream_of(client, tmp_path)
+    with contextlib.closing(answer):
+        put(generation, b"a")
+        next(filter(None, answer))
+        put(generation, b"b")
+        generation.put(failure)
+        assert b'"b"' in next(iter(answer))
+        assert answer.ready()
+        list(answer)
+    assert answer.failure is failure
+
+
 def test_reader_is_told_that_a_stream_has_been_silent(client: EngineClient, tmp_path: Path) -> None:
     answer, generation = stream_of(client, tmp_path)
     reader = Turns(answer)

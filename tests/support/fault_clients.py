@@ -38,12 +38,16 @@ class Api:
             answer = requests.post(url + self.path, json=self.body(prompt, max_tokens), timeout=timeout)
         except requests.RequestException as error:
             raise Malformed(f"{self.path}: the connection failed: {error!r}") from error
-        if answer.status_code == 200:
-            text, complete = self._parse(self.read, answer.content)
+        return self.ending(answer.status_code, answer.content)
+
+    def ending(self, status: int, content: bytes) -> Ending:
+        """Parse an answer. Raises `Malformed`."""
+        if status == 200:
+            text, complete = self._parse(self.read, content)
             return Ending(text, complete, 200)
-        if not 400 <= answer.status_code < 600 or not self._parse(self.error, json.loads(answer.content or b"{}")):
-            raise Malformed(f"{self.path}: {answer.status_code} with {answer.content!r}")
-        return Ending("", complete=False, status=answer.status_code)
+        if not 400 <= status < 600 or not self._parse(self.error, json.loads(content or b"{}")):
+            raise Malformed(f"{self.path}: {status} with {content!r}")
+        return Ending("", complete=False, status=status)
 
     def _parse(self, read: Callable[[Any], Any], value: Any) -> Any:
         try:
@@ -58,7 +62,7 @@ def _lmi_lines(data: bytes) -> tuple[str, bool]:
     if not data.endswith(b"\n"):
         raise ValueError("the last record has no newline")
     *tokens, last = [json.loads(line) for line in data.splitlines()]
-    if any("generated_text" in record for record in tokens):
+    if any("generated_text" in record or "error_msg" in record["token"] for record in tokens):
         raise ValueError("more than one final record")
     failed = "error_msg" in last["token"]
     text = "".join(record["token"]["text"] for record in tokens)
