@@ -28,7 +28,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `max_logprobs` is the limit for `logprobs`, and for `prompt_logprobs` unless `max_prompt_logprobs` is set.
     `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters"
     and "continuation".
-    `adapters` are the names of the LoRA adapters that requests may use.
+    `adapters` are the names of the LoRA adapters that requests may use. `adapter_digests` has a digest of each one's files,
+    and `weights_digest` is one of the model's, "" if it has none. The engine process sets both.
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
     `takes_images` tells whether prompts may contain images, and `takes_sounds` whether they may contain sounds.
@@ -59,6 +60,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_logprobs: int | None = None
     unsupported: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    adapter_digests: dict[str, str] = {}
+    weights_digest: str = ""
     device: str = ""
     dtype: str = ""
     takes_images: bool = False

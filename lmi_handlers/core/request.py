@@ -90,6 +90,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
 class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A prompt as the engine receives it. `adapter` names its LoRA adapter, None stands for the model itself.
 
+    `adapter_digest` tells that adapter from others that have had its name, or will.
     With a `media_prompt`, `token_ids` are the ids of its text, with one token per image. `token_type_ids` tells the
     tokens of a `TextPair` apart, if the model's tokenizer does: 0 for the first text, 1 for the second. What an engine
     has computed for a prompt may only be used for prompts with an equal `cache_salt`.
@@ -100,6 +101,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     media_prompt: MediaPrompt | None = None
     token_type_ids: list[int] | None = None
     cache_salt: str | None = None
+    adapter_digest: str | None = None
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lmi_handlers.engine.adapter_registry import (
 )
 from lmi_handlers.engine.loop import NOBODY, EngineLoop, Inbox, LoopCall
 from lmi_handlers.engine.messages import AdapterChanged, LoadAdapter, UnloadAdapter, Worker, failed
+from lmi_handlers.model_files.weights_digest import adapter_digest
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,9 @@ class AdapterManager:
     """The adapters of `backend`. Changes are made one after the other, in order of arrival.
 
     A change is written to the registry in `runtime_dir`, announced to all web workers and then answered, even if nobody
-    waits for the answer any more. `announce` returns once the web workers know. `open` raises `InvalidRequest` for a
-    wrong source. `open_own` opens the model's own adapters, which may be outside of the places that requests may name.
+    waits for the answer any more. `announce` gets the `digests`, and returns once the web workers know. `open` raises
+    `InvalidRequest` for a wrong source. `open_own` opens the model's own adapters, which may be outside of the places that
+    requests may name.
     An adapter's folder stays open as long as the adapter is loaded. `adapters` are those that the backend has loaded
     already. `reserved` are names that stand for the model itself. `formatters` loads those that adapters bring, if they may.
     """
@@ -53,7 +55,7 @@ class AdapterManager:
         self,
         backend: Backend,
         inbox: Inbox,
-        announce: Callable[[tuple[str, ...]], None],
+        announce: Callable[[Mapping[str, str]], None],
         *,
         runtime_dir: Path,
         open: Open,  # noqa: A002  nothing here opens files
@@ -70,6 +72,7 @@ class AdapterManager:
         self._open_own = open_own
         self._folders: dict[str, contextlib.ExitStack] = {}
         self._adapters = dict(adapters)
+        self._digests = {name: adapter_digest(Path(adapter.folder)) for name, adapter in adapters.items()}
         self._reserved = reserved
         self._formatters = formatters
         self._seen: Adapters | None = None
@@ -77,9 +80,9 @@ class AdapterManager:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names that requests may use."""
-        return tuple(self._adapters)
+    def digests(self) -> dict[str, str]:
+        """The digest of each adapter's files, by the names that requests may use."""
+        return {name: self._digests[name] for name in self._adapters}
 
     def restore(self) -> None:
         """Load what was registered before this engine was started, and is not loaded yet. Call it before the loop runs.
@@ -113,7 +116,7 @@ class AdapterManager:
             with changing(self._runtime_dir) as adapters:
                 _drop(lost, adapters)
         if self._adapters is not before:
-            self._announce(self.names)
+            self._announce(self.digests)
 
     def _adopt(
         self, registered: Adapters, run: Callable[[Callable[[], None]], object], *, is_waited_for: bool = False
@@ -159,7 +162,7 @@ class AdapterManager:
             return
         if self._adapters is not known:
             logger.info("adapter loaded" if loads else "adapter unloaded", extra={"adapter": message.name})
-            self._announce(self.names)
+            self._announce(self.digests)
         worker.send(AdapterChanged(message.number))
 
     def _load(self, message: LoadAdapter) -> None:
@@ -196,12 +199,13 @@ class AdapterManager:
         with contextlib.ExitStack() as opening:
             files = self._open_own(Path(wanted.source)) if wanted.is_own else self._open(wanted.source, wanted.folder)
             folder = opening.enter_context(files)
-            loaded = self._backend.read_adapter(name, folder)
+            loaded, digest = self._backend.read_adapter(name, folder), adapter_digest(folder)
             with self._with_formatters(name, folder, wanted):
                 run(lambda: self._backend.add_adapter(name, folder, loaded, pinned=wanted.pinned))
             self._close_folder(name)
             self._folders[name] = opening.pop_all()
         added = msgspec.structs.replace(wanted, folder=str(folder))
+        self._digests[name] = digest
         self._adapters = self._adapters | {name: added}
         return added
 

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from lmi_handlers.model_files.fetch import local_model
 from lmi_handlers.model_files.locate import find_config, find_gguf
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
+from lmi_handlers.model_files.weights_digest import model_digest
 from lmi_handlers.text.bundle import (
     build_byte_bundle,
     build_text_bundle,
@@ -95,7 +96,7 @@ def _serve(
     files_in_use: contextlib.ExitStack,
 ) -> None:
     backend, files = _load(settings, report, files_in_use)
-    capabilities = _served(backend.capabilities, settings.properties, marks_thoughts=files.thinking is not None)
+    capabilities = _served(backend.capabilities, settings.properties, files)
     admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
@@ -103,8 +104,8 @@ def _serve(
 
     ready = Ready(str(settings.bundle_dir), capabilities)
 
-    def announce(names: tuple[str, ...]) -> None:
-        server.announce(_with(ready, names))
+    def announce(adapters: Mapping[str, str]) -> None:
+        server.announce(_with(ready, adapters))
         server.settle(_ALL_KNOW)
 
     adapters = AdapterManager(
@@ -141,7 +142,7 @@ def _serve(
     start_repeating(_LOAD_INTERVAL, publish)
     start_repeating(_WATCH_INTERVAL, adapters.follow)
     seconds = report.finish()
-    server.announce(_with(ready, adapters.names))
+    server.announce(_with(ready, adapters.digests))
     logger.info(
         "engine ready",
         extra={
@@ -266,22 +267,27 @@ def _still_served(found: dict[str, Path], runtime_dir: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if name in registered and registered[name].is_own}
 
 
-def _with(ready: Ready, adapters: tuple[str, ...]) -> Ready:
-    return Ready(ready.bundle, msgspec.structs.replace(ready.capabilities, adapters=adapters))
+def _with(ready: Ready, adapters: Mapping[str, str]) -> Ready:
+    """Return the announcement of these adapters, name -> digest."""
+    capabilities = msgspec.structs.replace(ready.capabilities, adapters=tuple(adapters), adapter_digests=dict(adapters))
+    return Ready(ready.bundle, capabilities)
 
 
-def _served(capabilities: Capabilities, properties: ServingProperties, *, marks_thoughts: bool) -> Capabilities:
+def _served(capabilities: Capabilities, properties: ServingProperties, files: ModelFiles) -> Capabilities:
     """Return what web workers may ask for: what the backend can do, within the limits that options set.
 
-    Raises `ConfigError` if it cannot do what an option asks for with every request.
+    Raises `ConfigError` if it cannot do what an option asks for with every request, and `LoadFailed` if the model's files
+    cannot be read any more.
     """
     check_default_budget(properties.thinking_token_budget, capabilities.backend, capabilities.unsupported)
+    weights = files.gguf_file or files.path
     prompt_limits = (capabilities.max_input_len, properties.max_input_tokens)
     return msgspec.structs.replace(
         capabilities,
         max_input_len=min((limit for limit in prompt_limits if limit is not None), default=None),
         max_num_seqs=capabilities.max_num_seqs if properties.rolling else properties.batch_size,
-        marks_thoughts=marks_thoughts,
+        marks_thoughts=files.thinking is not None,
+        weights_digest="" if weights is None else model_digest(weights),
     )
 
 

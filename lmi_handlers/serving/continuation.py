@@ -63,10 +63,10 @@ class Fixed(NamedTuple):
 
     @classmethod
     def of(cls, model: str, prompt: EncodedPrompt, params: SamplingParams) -> Fixed:
-        """Digest a request. `model` is a text that changes with the model's name and its tokenizer."""
+        """Digest a request. `model` is a text that changes with the model's name, its tokenizer and its weights."""
         return cls(
             model_digest(model),
-            _digest((prompt.adapter or "").encode()),
+            _digest(msgspec.msgpack.encode((prompt.adapter, prompt.adapter_digest))),
             _prompt_digest(prompt),
             _sampling_digest(params),
         )
@@ -175,7 +175,7 @@ def own_key(runtime_dir: Path) -> bytes:
 
 
 def model_digest(model: str) -> bytes:
-    """Return the digest of a model's name and tokenizer."""
+    """Return the digest of a model's name, tokenizer and weights."""
     return _digest(model.encode())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -158,7 +158,11 @@ def _prompt_field(parsed: Parsed, position: int) -> str:
 
 
 def encode_prompts(
-    request: GenerationRequest, tokenized: list[TokenizedPrompt], images: ImageLoader, sounds: SoundLoader
+    request: GenerationRequest,
+    tokenized: list[TokenizedPrompt],
+    images: ImageLoader,
+    sounds: SoundLoader,
+    adapter_digests: Mapping[str, str],
 ) -> list[EncodedPrompt]:
     """Load the images and sounds of the tokenised prompts. Returns the prompts for the engine.
 
@@ -171,8 +175,11 @@ def encode_prompts(
         media_prompt = None
         if prompt.has_media:
             media_prompt = MediaPrompt(found.text, images.load(prompt.images), sounds.load(prompt.sounds))
+        digest = None if prompt.adapter is None else adapter_digests.get(prompt.adapter)
         encoded.append(
-            EncodedPrompt(found.token_ids, prompt.adapter, media_prompt, found.token_type_ids, request.cache_salt)
+            EncodedPrompt(
+                found.token_ids, prompt.adapter, media_prompt, found.token_type_ids, request.cache_salt, digest
+            )
         )
     return encoded
 

@@ -208,15 +208,16 @@ class ServedModel(Served):
         parsed, loaded, rendered = prepared.parsed, prepared.loaded, prepared.rendered
         request = parsed.request
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
-        prompts = encode_prompts(request, prepared.tokenized, self._images, self._sounds)
+        digests = loaded.capabilities.adapter_digests
+        prompts = encode_prompts(request, prepared.tokenized, self._images, self._sounds, digests)
         fixed: Callable[[], Fixed] = partial(self._fixed, loaded, prompts[0], request)
         if prompts[0].media_prompt is not None and (opened is not None or self._may_cut(deadline)):
             # Images and sounds are large: they are digested once, and the answer does not keep them in memory.
             fixed = partial(Fixed, *self.run_beside(fixed))
         usage.validation_time = time.monotonic() - usage.started
         current = self.loaded  # the request may have been checked for another engine
-        if current is not loaded and _without_adapters(current) != _without_adapters(loaded):
-            raise EngineNotReady("the engine was restarted while the request was being prepared")
+        if current is not loaded:
+            _check_unchanged(loaded.capabilities, current.capabilities, prompts)
         if opened is not None:
             opened.check(fixed())
             request = _without_prompt_logprobs(request)
@@ -320,7 +321,7 @@ class ServedModel(Served):
 
     def _identity(self, loaded: LoadedText) -> str:
         """Return a text that is equal on servers whose engines can continue each other's answers."""
-        return f"{self._model_id}\n{loaded.bundle.tokenizer_hash}"
+        return f"{self._model_id}\n{loaded.bundle.tokenizer_hash}\n{loaded.capabilities.weights_digest}"
 
     def _prepare(self, parsed: Parsed, deadline: Deadline) -> _Prepared:
         """Check a request against the engine's limits, and tokenise it."""
@@ -404,9 +405,15 @@ class _Prepared(NamedTuple):
     rendered: tuple[RenderedPrompt, ...]
 
 
-def _without_adapters(loaded: LoadedText) -> Capabilities:
-    """Return what does not change while an engine runs."""
-    return msgspec.structs.replace(loaded.capabilities, adapters=())
+def _check_unchanged(known: Capabilities, current: Capabilities, prompts: Sequence[EncodedPrompt]) -> None:
+    """Raise `EngineNotReady` if the engine, or an adapter of the prompts, is another one by now."""
+    adapters: dict[str, Any] = {"adapters": (), "adapter_digests": {}}  # all else stays while an engine runs
+    if msgspec.structs.replace(current, **adapters) != msgspec.structs.replace(known, **adapters):
+        raise EngineNotReady("the engine was restarted while the request was being prepared")
+    for prompt in prompts:
+        digest = prompt.adapter_digest
+        if prompt.adapter is not None and current.adapter_digests.get(prompt.adapter, digest) != digest:
+            raise EngineNotReady(f"adapter {prompt.adapter!r} was replaced while the request was being prepared")
 
 
 def _tokenize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ class Adapted:
         self.refused = refused
         self.store = folder / "store"
         self.runtime_dir = folder / "runtime"
-        self.announced: list[tuple[str, ...]] = []
+        self.announced: list[dict[str, str]] = []
         self.folders: list[str] = []
         self.worker = RecordingWorker()
         self._inbox: Inbox = queue.SimpleQueue()
@@ -95,7 +96,7 @@ class Adapted:
         self.manager = AdapterManager(
             self.backend,
             self._inbox,
-            self.announced.append,
+            lambda digests: self.announced.append(dict(digests)),
             runtime_dir=self.runtime_dir,
             open=self.open,
             open_own=contextlib.nullcontext,
@@ -125,6 +126,10 @@ class Adapted:
             yield path
         finally:
             self.folders.remove(source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.manager.digests)
 
     @property
     def registry(self) -> Adapters:
@@ -161,7 +166,7 @@ class Adapted:
 def adapted(tmp_path: Path) -> Iterator[Adapted]:
     for name in ("a", "b", "c", "broken", "bug"):
         (tmp_path / "store" / name).mkdir(parents=True)
-        (tmp_path / "store" / name / CONFIG_NAME).write_text("{}")
+        (tmp_path / "store" / name / CONFIG_NAME).write_text(json.dumps({"name": name}))
     (tmp_path / "runtime").mkdir()
     adapted = Adapted(tmp_path)
     yield adapted
@@ -175,15 +180,15 @@ def test_adapters_come_and_go_and_outlive_the_engine(adapted: Adapted, tmp_path:
     assert adapted.send(LoadAdapter(3, "y", "b", 3)) == ""  # the same again
     assert says(adapted.send(LoadAdapter(4, "y", "c", 4)), "adapter y already b")
     assert adapted.send(LoadAdapter(5, "y", "c", 5, replace=True)) == ""
-    assert adapted.announced == [("x",), ("x", "y"), ("x", "y")]
+    assert [tuple(digests) for digests in adapted.announced] == [("x",), ("x", "y"), ("x", "y")]
     assert adapted.registry == {"x": adapted.registered("a", 1, pinned=True), "y": adapted.registered("c", 5)}
     assert adapted.folders == ["a", "c"]
     restarted = Adapted(tmp_path)
-    assert restarted.manager.names == restarted.backend.capabilities.adapters == ("x", "y")
+    assert restarted.names == restarted.backend.capabilities.adapters == ("x", "y")
     restarted.stop()
     assert adapted.send(UnloadAdapter(7, "x")) == ""
     assert adapted.send(UnloadAdapter(8, "x")) == ""
-    assert adapted.announced[-1] == adapted.manager.names == ("y",)
+    assert tuple(adapted.announced[-1]) == adapted.names == ("y",)
     wait_until(lambda: adapted.backend.capabilities.adapters == ("y",))
     assert adapted.registry == {"y": adapted.registered("c", 5)}
     wait_until(lambda: adapted.folders == ["c"])
@@ -201,7 +206,7 @@ def test_failed_load_leaves_nothing_behind(adapted: Adapted, monkeypatch: pytest
     assert says(adapted.send(LoadAdapter(8, "z", "c", 8)), "2 maximum unload")
     monkeypatch.setattr(adapter_manager, "MAX_ADAPTERS", 3)
     assert "cannot be pinned: 2 are" in adapted.send(LoadAdapter(9, "z", "c", 9, pinned=True))
-    assert adapted.manager.names == adapted.backend.capabilities.adapters == ("x", "y")
+    assert adapted.names == adapted.backend.capabilities.adapters == ("x", "y")
     assert list(adapted.registry) == ["x", "y"]
     assert adapted.folders == ["a", "b"]
 
@@ -228,7 +233,7 @@ def test_registered_adapter_that_is_gone_is_dropped(adapted: Adapted, tmp_path: 
     (adapted.store / "b" / CONFIG_NAME).unlink()
     restarted = Adapted(tmp_path)
     restarted.stop()
-    assert restarted.manager.names == ("x",)
+    assert restarted.names == ("x",)
     assert adapted.registry == {"x": adapted.registered("a", 1)}
 
 
@@ -237,7 +242,7 @@ def test_engines_of_one_model_follow_each_other(adapted: Adapted, tmp_path: Path
     assert adapted.send(LoadAdapter(1, "x", "a", 1, pinned=True)) == ""
     assert adapted.send(LoadAdapter(2, "y", "b", 2)) == ""
     other.manager.follow()
-    wait_until(lambda: other.announced[-1:] == [("x", "y")])
+    wait_until(lambda: tuple(other.announced[-1:]) == (adapted.manager.digests,))
     assert other.send(LoadAdapter(3, "y", "b", 2)) == ""  # it knows
     assert adapted.send(LoadAdapter(4, "y", "c", 4, replace=True)) == ""
     assert adapted.send(UnloadAdapter(5, "x")) == ""
@@ -254,11 +259,35 @@ def test_engines_of_one_model_follow_each_other(adapted: Adapted, tmp_path: Path
     other.stop()
 
 
+def test_adapters_of_one_name_are_told_apart_by_their_files(adapted: Adapted, tmp_path: Path) -> None:
+    """Whether they are replaced, unloaded meanwhile, or others at the same place. Equal ones are equal on any server."""
+    digests = []
+
+    def load(number: int, source: str, *, replace: bool = False) -> None:
+        assert adapted.send(LoadAdapter(number, "x", source, number, replace=replace)) == ""
+        digests.append(adapted.announced[-1]["x"])
+
+    load(1, "a")
+    load(2, "b", replace=True)
+    assert adapted.send(UnloadAdapter(3, "x")) == ""
+    load(4, "a")
+    (adapted.store / "a" / CONFIG_NAME).write_text(json.dumps({"name": "z"}))
+    load(5, "a", replace=True)
+    assert adapted.send(LoadAdapter(6, "y", "b", 6)) == ""
+    first, second, again, changed = digests
+    assert len({first, second, changed}) == 3
+    assert again == first
+    assert adapted.manager.digests == {"x": changed, "y": second}
+    restarted = Adapted(tmp_path)
+    assert restarted.manager.digests == adapted.manager.digests
+    restarted.stop()
+
+
 def test_only_the_version_that_was_loaded_is_taken_back(adapted: Adapted) -> None:
     assert adapted.send(LoadAdapter(1, "x", "a", 1)) == ""
     assert adapted.send(LoadAdapter(2, "x", "b", 2, replace=True)) == ""
     assert adapted.send(UnloadAdapter(3, "x", 1)) == ""
-    assert adapted.manager.names == ("x",)
+    assert adapted.names == ("x",)
     assert list(adapted.registry) == ["x"]
     assert adapted.send(UnloadAdapter(4, "x", 2)) == ""
     assert adapted.registry == {}
@@ -283,7 +312,7 @@ def test_registered_adapter_is_loaded_once_its_source_answers(
         adapters.update({"x": RegisteredAdapter("b", version=3), "y": RegisteredAdapter("c", version=4)})
     for engine in (adapted, restarted):
         engine.manager.follow()
-    wait_until(lambda: sorted(adapted.manager.names) == sorted(restarted.manager.names) == ["x", "y"])
+    wait_until(lambda: sorted(adapted.names) == sorted(restarted.names) == ["x", "y"])
     restarted.stop()
 
 
@@ -356,9 +385,9 @@ def test_adapter_that_another_engine_cannot_load_is_unloaded_everywhere(
     other.manager.follow()
     wait_until(lambda: list(adapted.registry) == ["y"])
     adapted.manager.follow()
-    wait_until(lambda: adapted.manager.names == ("y",))
+    wait_until(lambda: adapted.names == ("y",))
     other.manager.follow()
-    wait_until(lambda: other.manager.names == ("y",))
+    wait_until(lambda: other.names == ("y",))
     other.stop()
 
 
@@ -390,7 +419,7 @@ def test_adapter_that_one_engine_refuses_is_on_none(adapted: Adapted, tmp_path: 
         replicas.load_adapter("x", "a", timeout=60)  # again
         assert adapted.registry["x"].version == version
     for engine in (adapted, scarce):
-        assert (engine.manager.names, engine.folders) == (("x",), ["a"])
+        assert (engine.names, engine.folders) == (("x",), ["a"])
     with (
         changing(adapted.runtime_dir),  # until then, no engine can register it
         raises(DeadlineExceeded, "adapter y not loaded"),
@@ -398,7 +427,7 @@ def test_adapter_that_one_engine_refuses_is_on_none(adapted: Adapted, tmp_path: 
         replicas.load_adapter("y", "b", timeout=0)
     wait_until(lambda: "y" in adapted.registry)
     scarce.manager.follow()
-    wait_until(lambda: scarce.manager.names == ("x", "y"))
+    wait_until(lambda: scarce.names == ("x", "y"))
     replicas.close()
     scarce.stop()
 

@@ -407,7 +407,7 @@ def test_only_equal_requests_have_the_same_key() -> None:
         key(b"j"),
         *(key(prompts=[EncodedPrompt(prompt)]) for prompt in prompts),
         key(prompts=[EncodedPrompt([1, 2])] * 2),
-        key(prompts=[EncodedPrompt([1, 2], adapter="a")]),
+        *(key(prompts=[EncodedPrompt([1, 2], adapter="a", adapter_digest=files)]) for files in ("1", "2")),
         key(prompts=[EncodedPrompt([1, 2], cache_salt="a")]),
         key(sampling_params=SamplingParams(seed=2)),
         key(sampling_params=SamplingParams(seed=1, stop=("x",))),

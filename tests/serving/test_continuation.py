@@ -17,7 +17,6 @@ from capabilities import capabilities
 from facts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompts import encoded
 
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Payload
@@ -27,7 +26,7 @@ from lmi_handlers.apis.routes import Generation
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import EncodedImage, EncodedSound, MediaPrompt, RenderedPrompt
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, EncodedSound, MediaPrompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Owner
 from lmi_handlers.serving.continuation import MAX_GENERATED, MAX_LENGTH, Continuations, Fixed, given_key, own_key
@@ -36,7 +35,7 @@ from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
-(PROMPT,) = encoded([1, 2, 3])
+PROMPT = EncodedPrompt([1, 2, 3], adapter="a", adapter_digest="1")
 PARAMS = SamplingParams(temperature=0.5, seed=7)
 FIXED = Fixed.of("m", PROMPT, PARAMS)
 CONTINUATIONS = Continuations(b"k" * 32, 60)
@@ -130,8 +129,11 @@ SOUND = MediaPrompt("<audio>", sounds=[EncodedSound(b"wav", "f")])
 @pytest.mark.parametrize(
     ("other", "code"),
     [
-        (Fixed.of("m", msgspec.structs.replace(PROMPT, adapter="a"), PARAMS), "continuation_of_other_adapter"),
-        (Fixed.of("m", encoded([1, 2, 4])[0], PARAMS), "continuation_of_other_prompt"),
+        *(
+            (Fixed.of("m", msgspec.structs.replace(PROMPT, **adapter), PARAMS), "continuation_of_other_adapter")
+            for adapter in ({"adapter": None, "adapter_digest": None}, {"adapter": "b"}, {"adapter_digest": "2"})
+        ),
+        (Fixed.of("m", msgspec.structs.replace(PROMPT, token_ids=[1, 2, 4]), PARAMS), "continuation_of_other_prompt"),
         (Fixed.of("m", msgspec.structs.replace(PROMPT, cache_salt="s"), PARAMS), "continuation_of_other_prompt"),
         (Fixed.of("m", msgspec.structs.replace(PROMPT, media_prompt=IMAGE), PARAMS), "continuation_of_other_prompt"),
         (Fixed.of("m", msgspec.structs.replace(PROMPT, media_prompt=SOUND), PARAMS), "continuation_of_other_prompt"),

@@ -158,3 +158,66 @@ def test_answer_about_an_image_is_continued_with_that_image_only(tmp_path: Path)
     finally:
         model.close()
         engine.stop()
+
+
+def test_answers_of_other_weights_are_neither_joined_nor_continued(tmp_path: Path) -> None:
+    """An adapter may be replaced under its name, and a model between two starts."""
+    build_byte_bundle(tmp_path)
+    (tmp_path / "metrics").mkdir()
+    engine = Engine(tmp_path / "engine.sock", tokens_per_second=20)
+    model = ServedModel(ServingProperties(), [engine.path], continuation_key=b"k" * 32)
+
+    def serve(adapter: str, weights: str = "w") -> None:
+        digests = {"adapter_digests": {"a": adapter}, "weights_digest": weights}
+        engine.ready = Ready(str(tmp_path), capabilities(vocab_size=257, adapters=("a",), continues=True, **digests))
+        engine.server.announce(engine.ready)
+        wait_until(lambda: model.state is EngineState.READY and model.loaded.capabilities == engine.ready.capabilities)
+
+    def answer(text: str, seconds: float, *, identity: bytes | None = None, token: str | None = None) -> Usage:
+        params = SamplingParams(max_tokens=40)
+        request = GenerationRequest(
+            request_id="r", prompts=(Prompt(text, "a"),), sampling_params=params, identity=identity
+        )
+        parsed = Parsed(request, JsonFormatter, str, check_length, continuation=token)
+        usage, now = Usage(started=time.monotonic()), time.monotonic()
+        list(model.start_generation(parsed, usage, Deadline(now + 60, cutoff=Cutoff(now + seconds, "option"))))
+        return usage
+
+    engine.start()
+    model.start()
+    try:
+        serve("1")
+        joined = [answer("abc", 50, identity=b"i").joined for _ in range(2)]
+        for files in ("2", "1"):
+            serve(files)
+            joined.append(answer("abc", 50, identity=b"i").joined)
+        assert joined == [False, True, False, True]
+        token = None
+        while token is None:
+            with contextlib.suppress(TextDeadline):
+                token = answer("abc" * 20, 1.0).continuation
+        for adapter, weights, code in (("2", "w", "adapter"), ("1", "v", "model")):
+            serve(adapter, weights)
+            with raises(InvalidRequest, code, code=f"continuation_of_other_{code}"):
+                answer("abc" * 20, 50, token=token)
+        serve("1")
+        assert answer("abc" * 20, 50, token=token).continued_tokens
+    finally:
+        model.close()
+        engine.stop()
+
+
+def test_request_whose_adapter_is_replaced_meanwhile_is_rejected(engine: Engine, tmp_path: Path) -> None:
+    """Its answer would be of the other weights, and known as one of these."""
+    first, second = (
+        Ready(str(tmp_path), capabilities(vocab_size=257, adapters=("a", *more), adapter_digests={"a": files}))
+        for files, more in (("1", ()), ("2", ("b",)))
+    )
+    model = start(engine, first)
+
+    def replace(request: GenerationRequest, position: int, tokens: int, limits: Capabilities) -> None:
+        engine.server.announce(second)
+        wait_until(lambda: model.loaded.capabilities == second.capabilities)
+
+    with raises(EngineNotReady, "adapter a replaced prepared"):
+        submit(model, Prompt("hi", "a"), replace)

@@ -1,0 +1,71 @@
+"""Digests of weights: equal for equal files, on any machine, and others for other weights of the same name.
+
+Sizes and headers do not tell: whoever trains a model or an adapter further keeps both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from lmi_handlers.core.errors import LoadFailed
+from lmi_handlers.model_files.adapter_weights import CONFIG_NAME
+from lmi_handlers.model_files.needed import is_weights, needed
+
+_OF_ADAPTER = (CONFIG_NAME, "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+_OF_MODEL = "config.json"
+_WHOLE = 1 << 20
+"""Bytes of a model's file up to which all of it is read."""
+
+_SAMPLE = 4096
+_SAMPLES = 1024
+"""Samples of a model's files together, evenly spread: some in each layer."""
+
+_MIN_SAMPLES = 16
+"""Samples of a file, however many there are."""
+
+
+def adapter_digest(folder: Path) -> str:
+    """Return the digest of the adapter in `folder`: of all that engines read. Raises `LoadFailed` if that fails.
+
+    Adapters are small, and were read shortly before, when they were checked.
+    """
+    files = (folder / name for name in _OF_ADAPTER)
+    return _digest(file for file in files if file.is_file())
+
+
+def model_digest(model: Path) -> str:
+    """Return the digest of a model's configuration and weights, of which 4 MB or so are read. Raises `LoadFailed`.
+
+    `model` is a GGUF file or a folder. Nothing is missed that changes all layers, as training does.
+    """
+    files = [model]
+    if model.is_dir():
+        names = sorted(file.name for file in model.iterdir() if file.is_file())
+        files = [model / name for name in needed(names) if is_weights(name) or name == _OF_MODEL]
+    return _digest(files, max(_MIN_SAMPLES, _SAMPLES // max(1, len(files))))
+
+
+def _digest(files: Iterable[Path], samples: int | None = None) -> str:
+    """Return the digest of files in this order, or of so many samples of each that is large."""
+    digest = blake2b(digest_size=16)
+    try:
+        for file in files:
+            with file.open("rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                digest.update(size.to_bytes(8, "little"))
+                for start, length in _parts(size, samples):
+                    digest.update(os.pread(opened.fileno(), length, start))
+    except OSError as error:
+        raise LoadFailed(f"weights cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _parts(size: int, samples: int | None) -> Iterator[tuple[int, int]]:
+    """Yield where to read in a file of `size` bytes, and how many."""
+    if samples is None or size <= _WHOLE:
+        yield from ((start, _WHOLE) for start in range(0, size, _WHOLE))
+    else:
+        yield from ((part * (size - _SAMPLE) // (samples - 1), _SAMPLE) for part in range(samples))
