@@ -31,9 +31,8 @@ def main() -> None:
     )
     prompt = sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is"
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 32}, "stream": True}
-    details: dict[str, Any] = {"continuation": None}
-    while "continuation" in details:
-        body["continuation"] = details["continuation"]
+    for _ in range(100):  # a server that always has more is left
+        details: dict[str, Any] = {}
         response = client.invoke_endpoint_with_response_stream(
             EndpointName="local", ContentType="application/json", Body=json.dumps(body)
         )
@@ -44,6 +43,11 @@ def main() -> None:
                 if details.get("finish_reason") == "error":
                     sys.exit(record["token"].get("error_msg", "generation failed"))
                 print(record["token"]["text"], end="", flush=True)
+        if "continuation" not in details:
+            break
+        body["continuation"] = details["continuation"]
+    else:
+        sys.exit("the answer is not complete after 100 requests")
     print()
 
 

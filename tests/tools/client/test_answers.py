@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from facts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_handlers.tools.client.answer import failure_cause, pieces
 from lmi_handlers.tools.client.apis import Said, said
-from lmi_handlers.tools.client.continuation import whole_answer
+from lmi_handlers.tools.client.continuation import MAX_PARTS, MAX_SILENT_PARTS, whole_answer
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused, code_of, is_error
 from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
@@ -175,6 +176,22 @@ def test_a_continuation_that_is_late_is_asked_for_again() -> None:
     assert asked(first, LATE, LATE_ON_AWS, LATE, rest) == ("Grüße", [None, "t", "t", "t", "t"])
     more = {"generated_text": "ß", "continuation": "u"}
     assert asked(first, LATE, LATE, more, LATE, LATE, {"generated_text": "e"})[0] == "Grüße"
+
+
+@pytest.mark.parametrize(("text", "requests"), [("a", MAX_PARTS), ("", MAX_SILENT_PARTS)])
+def test_a_server_that_always_has_more_is_left(text: str, requests: int) -> None:
+    """As one may that begins anew each time."""
+    more: list[dict[str, str]] = [{"generated_text": text, "continuation": f"t{part}"} for part in range(requests)]
+    with raises(AnswerFailed, str(requests)):
+        asked(*more)
+    assert asked(*more[1:], {"generated_text": "b"})[0] == text * (requests - 1) + "b"
+
+
+def test_some_parts_of_an_answer_may_have_no_text() -> None:
+    """For example because a call is not complete."""
+    silent = [{"generated_text": "", "continuation": "t"}] * (MAX_SILENT_PARTS - 1)
+    some = {"generated_text": "a", "continuation": "t"}
+    assert asked(*silent, some, *silent, {"generated_text": "b"})[0] == "ab"
 
 
 def test_what_cannot_be_continued_ends() -> None:
