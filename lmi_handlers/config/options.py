@@ -801,7 +801,18 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def ignored(self) -> Mapping[str, str]:
-        """Names of the server's options that are not read if an engine batches requests in this way -> why."""
+        """Names of the server's options that are not read because of others -> why."""
+        return {**self._ignored_adapters, **self._ignored_batching}
+
+    @property
+    def _ignored_adapters(self) -> Mapping[str, str]:
+        if self.enable_lora and self.adapter_management:
+            return {}
+        reason = "adapters are only loaded while the server runs with option.enable_lora and option.adapter_management"
+        return dict.fromkeys(("option.adapter_formatters", "option.allow_runtime_lora_updating"), reason)
+
+    @property
+    def _ignored_batching(self) -> Mapping[str, str]:
         if self.pools:
             limits = "option.max_rolling_batch_size and option.max_rolling_batch_prefill_tokens"
             reason = f"{limits} limit batches of embeddings and scores"

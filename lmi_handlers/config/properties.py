@@ -19,7 +19,7 @@ from lmi_handlers.config.options import ServingProperties, as_name, list_names
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
 from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, OptionVariable
-from lmi_handlers.core.custom_attributes import list_keys
+from lmi_handlers.core.custom_attributes import OWN_PREFIX, list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
 
@@ -141,10 +141,10 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     def unread(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each option that is set but neither read by the backend nor passed on to its engine.
 
-        So is one that the server does not read because of how requests are batched.
+        So is one that the server does not read because of others, for example how requests are batched.
         """
         ignored = self.properties.ignored
-        batching = (
+        others = (
             f"{setting.key} has no effect: {ignored[setting.key]} (from {setting.source})"
             for setting in self.explicit
             if setting.key in ignored and backend.name not in setting.read_by and not setting.refused
@@ -156,7 +156,7 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
             if setting.read_by and not backend.passes_options and not {backend.name, SERVER} & {*setting.read_by}
             if not setting.refused
         )
-        return (*batching, *unread)
+        return (*others, *unread)
 
 
 def load_properties(
@@ -500,8 +500,12 @@ class _Loading:
         for name in ("custom_attributes", "tenant_attribute"):
             text = self.values.get(name, "")
             try:
-                if len(list_keys(text)) > 1 and name == "tenant_attribute":
+                keys = list_keys(text)
+                if len(keys) > 1 and name == "tenant_attribute":
                     raise ValueError(f"{text!r} is more than one key")
+                own = [key for key in keys if key.lower().startswith(OWN_PREFIX)]
+                if own and name == "custom_attributes":
+                    raise ValueError(f"{own[0]!r} is the server's own: it sets attributes that begin with {OWN_PREFIX}")
             except ValueError as error:
                 setting = self.explicit[f"option.{name}"]
                 self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")

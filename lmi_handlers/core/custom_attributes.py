@@ -20,6 +20,9 @@ from lmi_handlers.core.errors import InvalidRequest
 
 HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 MAX_LENGTH = 1024
+OWN_PREFIX = "x-lmi-"
+"""Attributes that the server adds begin with it. What a client has sent under one of these names does not come back."""
+
 _KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _CANNOT_ECHO = re.compile(r"[^\x20-\x3a\x3c-\x7e]")

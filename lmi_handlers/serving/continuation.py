@@ -83,13 +83,16 @@ class Opened(NamedTuple):
         if self.fixed.model != model_digest(model):
             raise InvalidRequest(f"the continuation is for another model{_REPEAT}", code="continuation_of_other_model")
 
-    def check(self, fixed: Fixed) -> None:
-        """Raise `InvalidRequest` if the request with the token is another one than the token is from, for the same model."""
+    def check(self, fixed: Fixed, *, has_prompt: bool = True) -> None:
+        """Raise `InvalidRequest` if the request with the token is another one than the token is from, for the same model.
+
+        Without `has_prompt`, nothing is known of the request's prompt.
+        """
         if self.fixed.adapter != fixed.adapter:
             raise InvalidRequest(
                 f"the continuation is for another adapter{_REPEAT}", code="continuation_of_other_adapter"
             )
-        if self.fixed.prompt != fixed.prompt:
+        if has_prompt and self.fixed.prompt != fixed.prompt:
             raise InvalidRequest(
                 f"the continuation is for another prompt{_REPEAT}", code="continuation_of_other_prompt"
             )

@@ -175,13 +175,20 @@ def encode_prompts(
         media_prompt = None
         if prompt.has_media:
             media_prompt = MediaPrompt(found.text, images.load(prompt.images), sounds.load(prompt.sounds))
-        digest = None if prompt.adapter is None else adapter_digests.get(prompt.adapter)
-        encoded.append(
-            EncodedPrompt(
-                found.token_ids, prompt.adapter, media_prompt, found.token_type_ids, request.cache_salt, digest
-            )
-        )
+        encoded.append(encode_prompt(request, prompt.adapter, found, adapter_digests, media_prompt))
     return encoded
+
+
+def encode_prompt(
+    request: GenerationRequest,
+    adapter: str | None,
+    found: TokenizedPrompt,
+    adapter_digests: Mapping[str, str],
+    media_prompt: MediaPrompt | None = None,
+) -> EncodedPrompt:
+    """Return a tokenised prompt for the engine."""
+    digest = None if adapter is None else adapter_digests.get(adapter)
+    return EncodedPrompt(found.token_ids, adapter, media_prompt, found.token_type_ids, request.cache_salt, digest)
 
 
 LONG = 4096

@@ -52,7 +52,14 @@ from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.continuation import Continuations, Fixed, Opened, own_key
 from lmi_handlers.serving.explanation import ChosenDialect, Explanation, explain
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
-from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
+from lmi_handlers.serving.prompts import (
+    LoadedText,
+    TokenizedPrompt,
+    encode_prompt,
+    encode_prompts,
+    takes_long,
+    tokenize_prompts,
+)
 from lmi_handlers.serving.served import PATIENCE, Served
 from lmi_handlers.serving.shadow import Shadow
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
@@ -261,11 +268,17 @@ class ServedModel(Served):
     ) -> Explanation:
         """Explain what `start_generation` would do with a request. `body` is its decoded JSON, if it is JSON.
 
-        Raises the same errors, and `InvalidRequest` if the prompts have more tokens than an answer may show. No image is
-        loaded, so a continuation may still be refused for another prompt.
+        Raises the same errors, and `InvalidRequest` if the prompts have more tokens than an answer may show. Images and
+        sounds are not loaded, so a request with some may still continue an answer about others.
         """
-        prepared = self._prepare(_continuing(parsed, self._opened(parsed, usage)), deadline)
+        opened = self._opened(parsed, usage)
+        prepared = self._prepare(_continuing(parsed, opened), deadline)
         parsed = prepared.parsed
+        if opened is not None:
+            request, loaded = parsed.request, prepared.loaded
+            prompt, digests = request.prompts[0], loaded.capabilities.adapter_digests
+            encoded = encode_prompt(request, prompt.adapter, prepared.tokenized[0], digests)
+            opened.check(self._fixed(loaded, encoded, request), has_prompt=not prompt.has_media)
         self._budget.check_prompt_ids(
             sum(len(prompt.token_ids) for prompt in prepared.tokenized), field=parsed.prompt_field
         )

@@ -86,8 +86,6 @@ class Exchange:
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._attributes: dict[str, str] = {}
-        self._own_attributes: dict[str, str] = {}
-        self._receipt: dict[str, str] = {}
         self._given_attributes: dict[str, str] = {}
         self.continuation: str | None = None
         self._path = self.http.path if self.explains is None else EXPLAIN_PATH
@@ -112,7 +110,7 @@ class Exchange:
         self.note_tenant(attributes)
         self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
         self.continuation = attributes.get(continuation.ATTRIBUTE)
-        self._add_attributes({})
+        self._set_attributes(self._attributes)
         check_headers(headers.get, attributes)
         return self.any_body(max_request_size)
 
@@ -141,17 +139,21 @@ class Exchange:
             self._model.tenant_attribute, attributes or {}, self.http.headers.get
         )
 
-    def _add_receipt(self, *, complete: bool) -> None:
-        """Tell the client what its request has cost, if that is wanted."""
+    def _add_attributes(self, *, complete: bool) -> None:
+        """Tell the client how its answer was cut and continues, and, if that is wanted, what it has cost."""
+        usage = self.usage
+        attributes = {} if usage.truncated is None else {"x-lmi-truncated": usage.truncated}
+        attributes |= self._attributes
+        if usage.continuation is not None:
+            attributes[continuation.ATTRIBUTE] = usage.continuation
         if self._model.receipts:
-            self._receipt = receipt_attributes(self.usage, complete=complete)
-            self._add_attributes({})
+            attributes |= receipt_attributes(usage, complete=complete)
+        self._set_attributes(attributes)
 
-    def _add_attributes(self, attributes: Mapping[str, str]) -> None:
-        """Add custom attributes of ours to the answer, the only headers for clients that SageMaker passes on."""
-        self._own_attributes.update(attributes)
-        if shown := {**self._own_attributes, **self._attributes, **self._to_continue, **self._receipt}:
-            self.headers[CUSTOM_ATTRIBUTES] = render_attributes(shown)
+    def _set_attributes(self, attributes: Mapping[str, str]) -> None:
+        """Set the custom attributes of the answer, the only headers for clients that SageMaker passes on."""
+        if attributes:
+            self.headers[CUSTOM_ATTRIBUTES] = render_attributes(attributes)
 
     def keep_continuation(self, payload: Payload) -> None:
         """Note the token of a body that the model's input formatter replaces: formatters need not know the field."""
@@ -192,15 +194,14 @@ class Exchange:
                 self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
                 if self.usage.truncated is not None:
                     self.headers["x-lmi-truncated"] = self.usage.truncated
-                    self._add_attributes({"x-lmi-truncated": self.usage.truncated})
-                self._add_receipt(complete=True)
+                self._add_attributes(complete=True)
                 return self.document(body, answer.content_type)
             first = next(filter(None, chunks), b"")
         except BaseException:
             answer.close()
             raise
         self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
-        self._add_receipt(complete=False)
+        self._add_attributes(complete=False)
         stream = StreamBody(self, first, chunks, answer, by_record=payload.stream, telling=answer)
         return self._stream(stream, answer.content_type)
 
@@ -208,11 +209,6 @@ class Exchange:
         """Add the identity of the request, if its client has given it one."""
         identified = identify(parsed.request, self.http.headers, self._given_attributes, self.usage)
         return parsed if identified is parsed.request else msgspec.structs.replace(parsed, request=identified)
-
-    @property
-    def _to_continue(self) -> dict[str, str]:
-        token = self.usage.continuation
-        return {} if token is None else {continuation.ATTRIBUTE: token}
 
     def _explain(
         self,

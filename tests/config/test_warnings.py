@@ -215,7 +215,7 @@ def test_rolling_batch_may_be_a_boolean(model_dir: Path, text: str, value: str) 
     assert load(model_dir, f"option.rolling_batch={text}").properties.rolling_batch == value
 
 
-# What depends on how requests are batched
+# What depends on other options
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,16 @@ def test_rolling_batch_may_be_a_boolean(model_dir: Path, text: str, value: str) 
         ("batch_size=2\nmax_batch_delay=5\n", []),
         ("option.enable_streaming=true\n", ["option.enable_streaming"]),
         ("option.rolling_batch=disable\noption.enable_streaming=true\n", []),
+        ("option.adapter_formatters=true\n", ["option.adapter_formatters"]),
+        ("option.adapter_formatters=true\noption.enable_lora=true\n", []),
+        (
+            "option.adapter_formatters=true\noption.enable_lora=true\noption.adapter_management=false\n",
+            ["option.adapter_formatters"],
+        ),
         ("option.task=text-embedding\nbatch_size=32\nmax_batch_delay=10\n", ["batch_size", "max_batch_delay"]),
     ],
 )
-def test_what_the_batching_does_not_read(model_dir: Path, text: str, ignored: list[str]) -> None:
+def test_what_is_not_read_because_of_others(model_dir: Path, text: str, ignored: list[str]) -> None:
     loaded = load(model_dir, text)
     assert [warning.partition(" has no effect: ")[0] for warning in loaded.unread(TRANSFORMERS)] == ignored
     table = render_settings(loaded, TRANSFORMERS, show_all=False)

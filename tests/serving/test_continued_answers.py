@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 from answer_parts import Shown, joined, shown
+from facts import says
 from lmi_command import lmi
 from runtime_client import runtime_client
 from serving import Server, StartServer
@@ -192,11 +193,18 @@ def test_nothing_is_continued_in_a_batch(other: Server) -> None:
 def test_explain(cutting: Server) -> None:
     path, body = CASES["lmi"]
     first = shown(ask(cutting, "lmi", stream=False).content)
-    for token, status in ((first.continuation, 200), ("x", 424)):
-        asked = {"route": path, "body": {**body, "continuation": token}}
+    for fields, cause in (
+        ({}, ""),
+        ({"continuation": "x"}, "continuation valid"),
+        ({"inputs": "other"}, "continuation prompt"),
+        ({"parameters": {"max_new_tokens": 499}}, "continuation sampling"),
+    ):
+        asked = {"route": path, "body": {**body, "continuation": first.continuation, **fields}}
         explained = cutting.invoke(asked, path="/explain")
-        assert explained.status_code == status, explained.text
-        if status == 200:
+        assert explained.status_code == (424 if cause else 200), explained.text
+        if cause:
+            assert says(explained.text, cause)
+        else:
             assert explained.json()["continued_tokens"] >= len(first.text.encode())
 
 

@@ -26,6 +26,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.status import EngineState
+from lmi_handlers.serving.explanation import ChosenDialect
 from lmi_handlers.serving.parsed import LengthCheck, Parsed, check_length
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
@@ -133,16 +134,24 @@ def test_answer_about_an_image_is_continued_with_that_image_only(tmp_path: Path)
     model.start()
     wait_until(lambda: model.state is EngineState.READY)
 
-    def answer(color: int, seconds: float, token: str | None = None) -> tuple[str, Usage]:
-        """Return the text of an answer that ends after so many seconds."""
+    def parsed(color: int, token: str | None, max_tokens: int) -> Parsed:
         content = [{"type": "image"}, {"type": "text", "text": "abc" * 20}]
         chat = ChatPrompt(messages=[{"role": "user", "content": content}], images=(picture(color),))
         request = GenerationRequest(
-            request_id="r", prompts=(Prompt(chat),), sampling_params=SamplingParams(max_tokens=40)
+            request_id="r", prompts=(Prompt(chat),), sampling_params=SamplingParams(max_tokens=max_tokens)
         )
-        parsed = Parsed(request, JsonFormatter, str, check_length, continuation=token)
-        usage, now = Usage(started=time.monotonic()), time.monotonic()
-        generation = model.start_generation(parsed, usage, Deadline(now + 60, cutoff=Cutoff(now + seconds, "option")))
+        return Parsed(request, JsonFormatter, str, check_length, continuation=token)
+
+    def explain(color: int, token: str | None, max_tokens: int) -> None:
+        now = time.monotonic()
+        asked = parsed(color, token, max_tokens)
+        model.explain(asked, None, ChosenDialect("lmi", None), Usage(started=now), Deadline(now + 60))
+
+    def answer(color: int, seconds: float, token: str | None = None) -> tuple[str, Usage]:
+        """Return the text of an answer that ends after so many seconds."""
+        now = time.monotonic()
+        usage, deadline = Usage(started=now), Deadline(now + 60, cutoff=Cutoff(now + seconds, "option"))
+        generation = model.start_generation(parsed(color, token, 40), usage, deadline)
         return json.loads(b"".join(generation))["generated_text"], usage
 
     try:
@@ -153,6 +162,10 @@ def test_answer_about_an_image_is_continued_with_that_image_only(tmp_path: Path)
                 token = usage.continuation
         with raises(InvalidRequest, "prompt", code="continuation_of_other_prompt"):
             answer(2, 50, token)
+        for color in (1, 2):  # images are not loaded
+            explain(color, token, 40)
+        with raises(InvalidRequest, "sampling", code="continuation_of_other_sampling"):
+            explain(1, token, 39)
         rest, usage = answer(1, 50, token)
         assert (first + rest, usage.continuation) == (("~" + "abc" * 20)[:40], None)
     finally:

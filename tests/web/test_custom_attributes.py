@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_http import connect
 from runtime_client import runtime_client
-from serving import Server, lmi_check
+from serving import Server
+from serving_properties import load
 
 from lmi_handlers.core.custom_attributes import HEADER, MAX_LENGTH, parse_attributes, render_attributes
+from lmi_handlers.core.errors import ConfigError
 
 BODY = b'{"inputs": "hello", "parameters": {"max_new_tokens": 2}}'
 
@@ -123,10 +125,17 @@ def test_attributes_that_are_no_header_are_refused(value: bytes, server: Server)
     assert server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
 
 
-def test_keys_of_the_option_are_checked(model_dir: Path) -> None:
-    keys = "option.custom_attributes=a,b c\noption.tenant_attribute=d,e\n"
-    (model_dir / "serving.properties").write_text(f"option.rolling_batch=echo\n{keys}")
-    result = lmi_check(model_dir)
-    assert result.returncode == 1
-    assert says(result.stdout + result.stderr, "option.custom_attributes: b c")
-    assert says(result.stdout + result.stderr, "option.tenant_attribute: d,e")
+@pytest.mark.parametrize(
+    ("keys", "tenant", "mistakes"),
+    [
+        ("a,b c", "d,e", ("option.custom_attributes: b c", "option.tenant_attribute: d,e")),
+        ("a,X-LMI-Continuation", "x-lmi-tenant", ("option.custom_attributes: X-LMI-Continuation",)),
+    ],
+)
+def test_keys_of_the_option_are_checked(model_dir: Path, keys: str, tenant: str, mistakes: tuple[str, ...]) -> None:
+    """A continuation token that comes back would be taken for that of the answer, and be sent for ever."""
+    with pytest.raises(ConfigError) as caught:
+        load(model_dir, f"option.custom_attributes={keys}\noption.tenant_attribute={tenant}\n")
+    for mistake in mistakes:
+        assert says(caught.value, mistake)
+    assert ("tenant_attribute" in str(caught.value)) == (len(mistakes) == 2)
