@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.usage import Owner
 from lmi_handlers.engine.messages import (
     Abort,
     EngineMessage,
@@ -41,6 +42,9 @@ MAX_JOINS = 16
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of all answers together."""
+
+_MIN_COST = MAX_BYTES // MAX_ANSWERS
+"""Bytes that an answer counts, besides its own, for the share of its client."""
 
 _RECENT = 64
 """Outputs of an answer that are kept as they are. Bytes take a fraction of their memory, and can be counted."""
@@ -141,6 +145,9 @@ class SharedAnswers:
     An answer that all clients have left goes on for `grace` seconds, and one that has ended is kept as long. `handle`
     is the loop's: it gets the requests and aborts that the answers stand for. Only the loop's thread calls it, except
     that another one may fail all requests when the engine is dead.
+
+    Beyond the limits, the client loses an answer that takes most: the API key, and of its tenants the one. So nobody
+    loses anything to others who takes no more than an equal share.
     """
 
     def __init__(self, grace: float, handle: Callable[[Worker, Submit | Abort], None]) -> None:
@@ -150,6 +157,8 @@ class SharedAnswers:
         self._requests: dict[tuple[Worker, int], SharedAnswer] = {}
         self._left: dict[SharedAnswer, float] = {}  # until when each goes on, first one first
         self._ended: dict[SharedAnswer, float] = {}  # until when each is kept, first one first
+        self._owned: dict[Owner, dict[SharedAnswer, None]] = {}  # those that can be joined, by client, oldest first
+        self._costs: Counter[Owner] = Counter()
         self._size = 0
         self.generated = 0
         """Number of tokens of all answers. Other threads read it."""
@@ -163,6 +172,8 @@ class SharedAnswers:
                 return
             self._stop_joins(answer)
         self._answers[key] = answer = SharedAnswer(key, submit, self._fail)
+        self._owned.setdefault(answer.owner, {})[answer] = None
+        self._costs[answer.owner] += _MIN_COST
         answer.payer = Reader(worker, submit.number, answer.unfinished)
         self._add_reader(answer, answer.payer)
         self._handle(answer, msgspec.structs.replace(submit, join_key=None))
@@ -208,11 +219,10 @@ class SharedAnswers:
             self._drop(next(iter(self._ended)))
 
     def give_way(self) -> bool:
-        """Give up an answer without a client: the one left for longest, of the owner that has most. False if there is none."""
+        """Give up an answer without a client: the one left for longest, of the client that has most. False if there is none."""
         if not self._left:
             return False
-        counts = Counter(answer.owner for answer in self._left)
-        owner = max(counts, key=counts.__getitem__)
+        owner = _greediest(Counter(answer.owner for answer in self._left))
         self._give_up(next(answer for answer in self._left if answer.owner == owner))
         return True
 
@@ -247,6 +257,8 @@ class SharedAnswers:
         size, tokens = answer.size, answer.tokens
         answer.add(outputs)
         self._size += answer.size - size
+        if answer.kept:
+            self._costs[answer.owner] += answer.size - size
         self.generated += answer.tokens - tokens
         if answer.size > MAX_ANSWER_BYTES:
             self._stop_joins(answer)
@@ -296,12 +308,16 @@ class SharedAnswers:
             self._drop(answer)
 
     def _make_room(self) -> None:
-        """Forget answers until the others are within the limits: first those that have ended, then those without a client."""
+        """Forget answers until the others are within the limits.
+
+        Of a client, first those that have ended, then those without a client, then those that it gets: always the oldest.
+        """
         while self._size > MAX_BYTES or len(self._answers) > MAX_ANSWERS:
-            if self._ended:
-                self._drop(next(iter(self._ended)))
-            elif not self.give_way():
-                self._drop(next(iter(self._answers.values())))
+            own = self._owned[_greediest(self._costs)]
+            oldest = (
+                next((answer for answer in own if answer in some), None) for some in (self._ended, self._left, own)
+            )
+            self._stop_joins(next(answer for answer in oldest if answer is not None))
 
     def _drop(self, answer: SharedAnswer) -> None:
         """Forget what an answer has so far, so that nobody can join it. Those who get it are not affected."""
@@ -310,6 +326,10 @@ class SharedAnswers:
         if answer.kept:
             del self._answers[answer.key]
             self._size -= answer.size
+            self._costs[answer.owner] -= answer.size + _MIN_COST
+            del self._owned[answer.owner][answer]
+            if not self._owned[answer.owner]:
+                del self._owned[answer.owner], self._costs[answer.owner]
             answer.lose()
 
     def _add_reader(self, answer: SharedAnswer, reader: Reader) -> None:
@@ -323,6 +343,15 @@ class SharedAnswers:
             answer.settle()
             if (other := next(iter(answer.readers.values()), None)) is not None:
                 answer.charge(other)
+
+
+def _greediest(counts: Mapping[Owner, int]) -> Owner:
+    """Return who has most: the API key, and of its tenants the one. Otherwise, a client could invent tenants."""
+    keys: Counter[str] = Counter()
+    for owner, count in counts.items():
+        keys[owner.key_label] += count
+    key = max(keys, key=keys.__getitem__)
+    return max((owner for owner in counts if owner.key_label == key), key=counts.__getitem__)
 
 
 def _ended(outputs: list[SequenceOutput]) -> list[int]:

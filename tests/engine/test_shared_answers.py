@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prompts import encoded
@@ -303,20 +303,69 @@ def test_answers_without_a_client_give_way_when_the_queue_is_full() -> None:
     assert left.tokens[0] != answer(b"an answer")
 
 
+def owned(owner: Owner, identity: str, prompt: bytes = b"an answer") -> Submit:
+    return msgspec.structs.replace(asked(f"{owner} {identity}", prompt), owner=owner)
+
+
 @pytest.mark.parametrize(
-    ("owners", "running"), [(("", "", ""), {"2-0", "3-0"}), (("red", "blue", "blue"), {"1-0", "3-0"})]
+    ("owners", "running"),
+    [
+        ([Owner()] * 3, {"2-0", "3-0"}),
+        ([Owner("red"), Owner("blue"), Owner("blue")], {"1-0", "3-0"}),
+        ([Owner("red"), Owner("blue", "1"), Owner("blue", "2")], {"1-0", "3-0"}),
+    ],
 )
 def test_only_so_many_go_on_without_a_client(
-    monkeypatch: pytest.MonkeyPatch, owners: tuple[str, ...], running: set[str]
+    monkeypatch: pytest.MonkeyPatch, owners: list[Owner], running: set[str]
 ) -> None:
-    """The owner that has most of them loses its oldest one."""
+    """The API key that has most of them loses its oldest one, whatever tenants it names."""
     monkeypatch.setattr(shared_answers, "MAX_LEFT", 2)
     engine = Engine()
     for number, owner in enumerate(owners):
-        submit = msgspec.structs.replace(asked(f"call {number}", b"an answer"), owner=Owner(owner))
-        engine.client(submit).leave()
+        engine.client(owned(owner, f"call {number}")).leave()
         engine.turn()
     assert engine.backend.running.keys() == running
+
+
+MODEST = Owner("modest", "team")
+OTHERS = [Owner("greedy", f"tenant {number}") for number in range(9)] + [Owner("other")]
+
+
+@pytest.mark.parametrize(("others", "share"), [(OTHERS, 3), ([Owner("modest", f"{n}") for n in range(2)], 3)])
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_who_takes_no_more_than_a_share_loses_nothing(others: list[Owner], share: int, data: st.DataObject) -> None:
+    """Others have any number of answers, and leave or get them. There are `share` keys, or tenants of the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_answers, "MAX_LEFT", share)
+        patch.setattr(shared_answers, "MAX_ANSWERS", 2 * share)
+        engine = Engine()
+        engine.client(owned(MODEST, "has ended"))
+        engine.finish()
+        engine.client(owned(MODEST, "has left")).leave()
+        for number in range(data.draw(st.integers(share, 4 * share))):
+            client = engine.client(owned(data.draw(st.sampled_from(others)), f"{number}"))
+            if data.draw(st.booleans()):
+                client.leave()
+            for _ in range(data.draw(st.integers(0, 9))):
+                engine.turn()
+        again = [engine.client(owned(MODEST, name)) for name in ("has ended", "has left")]
+        engine.finish()
+        assert [client.joined for client in again] == [True, True]
+
+
+def test_large_answers_give_way_to_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_answers, "_MIN_COST", 1)
+    monkeypatch.setattr(shared_answers, "MAX_BYTES", 2000)
+    engine = Engine()
+    for number in range(5):
+        engine.client(owned(MODEST, f"{number}", b"a"))
+    for number in range(9):
+        engine.client(owned(OTHERS[number % 3], f"{number}", b"large" * 40))
+    engine.finish()
+    again = [engine.client(owned(MODEST, f"{number}", b"a")) for number in range(5)]
+    engine.finish()
+    assert all(client.joined for client in again)
 
 
 def test_failure_is_told_to_all_and_the_next_request_tries_again() -> None:
