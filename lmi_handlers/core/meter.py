@@ -23,8 +23,12 @@ class Meter(msgspec.Struct):
 
 
 class Paid(msgspec.Struct, frozen=True, array_like=True):
-    """The part of an answer that others pay who get the same one: its tokens, and its `Meter`."""
+    """The part of an answer that others pay who get the same one: its tokens, and its `Meter`.
+
+    `overlap` is for how many seconds they have paid since the request that pays the rest came itself. An estimate needs it.
+    """
 
     tokens: int = 0
     engine_time: float = 0.0
     kv_block_time: float | None = None
+    overlap: float = 0.0

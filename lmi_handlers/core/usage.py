@@ -88,7 +88,10 @@ class Usage(msgspec.Struct):
         if (paid := self.paid) is not None:
             charged.generated_tokens = max(0, self.generated_tokens - paid.tokens)
             charged.engine_time = max(0.0, (self.engine_time or 0.0) - paid.engine_time)
-            charged.kv_block_time = max(0.0, self.kv_block_seconds - (paid.kv_block_time or 0.0))
+            if self.kv_block_time is None:
+                charged.kv_block_time = self._estimate(paid.overlap)
+            else:
+                charged.kv_block_time = max(0.0, self.kv_block_time - (paid.kv_block_time or 0.0))
         return charged
 
     @property
@@ -103,8 +106,12 @@ class Usage(msgspec.Struct):
         It assumes that each sequence held its prompt and, on average, half of what was generated, from the queue to its last
         token.
         """
+        return self._estimate(0.0)
+
+    def _estimate(self, paid: float) -> float | None:
+        """Return the estimate without the first `paid` seconds."""
         last, validation, queue = self.last_token_time, self.validation_time, self.queue_time
         if self.kv_block_time is not None or not self.block_size or last is None or validation is None or queue is None:
             return None
         tokens = self.prompt_tokens * self.samples + self.generated_tokens / 2
-        return max(0.0, last - validation - queue) * tokens / self.block_size
+        return max(0.0, last - validation - queue - paid) * tokens / self.block_size

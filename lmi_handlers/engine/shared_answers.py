@@ -65,13 +65,13 @@ class Reader:
         self.worker = worker
         self.number = number
         self.running = set(running)
-        self._late = late
+        self.late = late
 
     def own(self, output: SequenceOutput) -> SequenceOutput:
         """Return an output of the answer as one for this request."""
-        if self._late == 0.0 and self.number == output.number:  # it has begun the answer
+        if self.late == 0.0 and self.number == output.number:  # it has begun the answer
             return output
-        queue_time = max(0.0, output.queue_time - self._late)
+        queue_time = max(0.0, output.queue_time - self.late)
         return msgspec.structs.replace(output, number=self.number, queue_time=queue_time)
 
 
@@ -99,6 +99,7 @@ class SharedAnswer:
         self.size = 0
         self.kept = True
         self.latest = SequenceOutput(submit.number, 0, _STOPPED, 0.0)
+        self._latest_at = self._paid_until = 0.0  # seconds since it was submitted
         self._on_failure = on_failure
         self._older: list[bytes] = []
         self._recent: list[SequenceOutput] = []
@@ -110,7 +111,7 @@ class SharedAnswer:
 
     def add(self, outputs: list[SequenceOutput]) -> None:
         """Add new outputs, in order."""
-        self.latest = outputs[-1]
+        self.latest, self._latest_at = outputs[-1], time.monotonic() - self.arrived
         self.tokens += sum(len(item.output.token_ids) for item in outputs)
         self.unfinished.difference_update(_ended(outputs))
         if self.kept:
@@ -128,11 +129,14 @@ class SharedAnswer:
     def charge(self, reader: Reader) -> None:
         """Let a reader that has joined pay for what nobody has paid so far, and for what comes now."""
         self.payer = reader
-        reader.worker.send(Pays(reader.number, self.paid))
+        began = max(reader.late, self.latest.queue_time)
+        overlap = max(0.0, self._paid_until - began)
+        reader.worker.send(Pays(reader.number, msgspec.structs.replace(self.paid, overlap=overlap)))
 
     def settle(self) -> None:
         """Note that all there is so far is paid, and that nobody pays for more."""
-        self.payer, self.paid = None, Paid(self.tokens, self.latest.engine_time, self.latest.kv_block_time)
+        self.payer, self._paid_until = None, self._latest_at
+        self.paid = Paid(self.tokens, self.latest.engine_time, self.latest.kv_block_time)
 
     def lose(self) -> None:
         """Forget the outputs."""

@@ -197,7 +197,9 @@ def test_each_token_is_paid_once() -> None:
     assert all(client.received > client.charged > 0 for client in (second, last))
     assert (third.charged, later.charged) == (0, 0)
     assert first.charged + second.charged + last.charged == engine.loop.shared_tokens == len(answer(b"an answer"))
+    assert second.paid is not None
     assert last.paid is not None
+    assert second.paid.overlap > 0 == last.paid.overlap
     assert 0 < last.paid.engine_time < engine.loop.busy_time
 
 

@@ -15,6 +15,7 @@ from serving import Server, StartServer
 from waiting import wait_until
 
 from lmi_handlers.core.custom_attributes import HEADER, MAX_LENGTH, parse_attributes, render_attributes
+from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.web.receipt import MAX_TENANT, receipt, receipt_attributes, tenant_of
 
@@ -153,6 +154,21 @@ def test_blocks_are_measured_or_estimated_or_unknown() -> None:
     usage.kv_block_time = 7.0
     assert receipt(usage)["kv_block_seconds"] == 7.0
     assert "kv_block_seconds_estimate" not in receipt(usage)
+
+
+def test_who_pays_the_rest_has_the_estimate_of_the_time_that_is_not_paid() -> None:
+    usage = Usage(started=0.0, prompt_tokens=30, generated_tokens=20, sequences=1, block_size=10, joined=True)
+    usage.validation_time, usage.queue_time, usage.last_token_time = 0.5, 0.5, 3.0
+    seconds = {}
+    for name, paid in {
+        "nothing": None,
+        "all": Paid(),
+        "rest": Paid(8, 1.5, overlap=0.5),
+        "end": Paid(20, 3, None, 9),
+    }.items():
+        usage.paid = paid
+        seconds[name] = receipt(usage)["kv_block_seconds_estimate"]
+    assert seconds == {"nothing": 0.0, "all": 2 * 4.0, "rest": 1.5 * 4.0, "end": 0.0}
 
 
 def test_the_longest_receipt_fits() -> None:
