@@ -126,7 +126,8 @@ def test_adapters_come_and_go(server: Server, store: Path) -> None:
     assert (registered.status_code, registered.text) == (200, "Adapter a1 registered")
     again = manage(server, "POST", "/adapters", json={"name": "a1", "src": "english"})
     assert (again.status_code, again.text) == (200, "Adapter a1 registered")
-    retry = {"Idempotency-Key": "retry"}  # joins what the same request has got before, unless the adapter is another one
+    # A retry joins what the same request has got before, unless the adapter is another one.
+    retry = {"Idempotency-Key": "retry"}
     assert answer(server, "a1", **retry) == first
     other = manage(server, "POST", "/adapters", json={"name": "a1", "src": str(store / "legal")})
     assert other.status_code == 409

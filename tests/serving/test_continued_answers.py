@@ -81,7 +81,7 @@ def ask(server: Server, name: str, *, stream: bool, **fields: Any) -> requests.R
 
 def answered(server: Server, body: dict[str, Any], path: str = "/invocations") -> requests.Response:
     """Return the answer. On a busy machine, a deadline may pass before there is any text: then the request is repeated."""
-    while (answer := server.invoke(body, path=path)).status_code == 504:
+    while (answer := server.invoke(body, path=path)).status_code in (504, 408):
         pass
     assert answer.status_code == 200, answer.text
     return answer
