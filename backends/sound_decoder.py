@@ -13,7 +13,7 @@ import av
 import msgspec
 
 from backends.limited_process import serve
-from backends.sounds import Decoded, Question
+from backends.sounds import Decoded, DecodeSound
 
 MEMORY_LIMIT = 1 << 30
 """In bytes. An hour of samples has 115 MB, twice."""
@@ -39,7 +39,7 @@ def opened(data: bytes, name: str) -> av.container.InputContainer:
     return av.open(io.BytesIO(data), format=name, options=_OPTIONS)
 
 
-def decode(question: Question) -> Decoded:
+def decode(question: DecodeSound) -> Decoded:
     """Return the samples of the file's first sound."""
     name = _format(question.data)
     if name is None:
@@ -101,7 +101,7 @@ _MAGIC = {
 
 
 def _prepare(_setup: bytes) -> Callable[[bytes], bytes]:
-    decoder = msgspec.msgpack.Decoder(Question)
+    decoder = msgspec.msgpack.Decoder(DecodeSound)
 
     def answer(question: bytes) -> bytes:
         decoded = decode(decoder.decode(question))

@@ -45,7 +45,7 @@ _MAX_CHUNKS = 64
 Samples = np.ndarray[Any, Any]
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class DecodeSound(msgspec.Struct, frozen=True, array_like=True):
     """Decode the file `data` to samples of `rate`. At most `limit` of them, and one more if there are more."""
 
     data: bytes
@@ -133,7 +133,7 @@ class SoundReader:
         except UnsupportedFeature:
             if self._decoder is None:
                 raise
-            samples, used = _decode(Question(data, self.rate, limit), self._decoder, seconds)
+            samples, used = _decode(DecodeSound(data, self.rate, limit), self._decoder, seconds)
         if len(samples) > limit:
             raise _too_long(limit // self.rate)
         if not samples.size:
@@ -194,7 +194,7 @@ def as_bytes(item: object) -> bytes:
         raise InvalidRequest(f"is not base64: {error}", field="inputs") from error
 
 
-def _decode(question: Question, process: LimitedProcess, seconds: float) -> tuple[Samples, float]:
+def _decode(question: DecodeSound, process: LimitedProcess, seconds: float) -> tuple[Samples, float]:
     """Return the samples and the CPU time that they have taken, at most `seconds`. Raises `InvalidRequest`."""
     try:
         with request_failures("decodes sounds", "the sound could not be decoded"):

@@ -17,7 +17,7 @@ from backends.remote.address import engine_key, engine_url, is_operators
 from backends.remote.client import Client
 from backends.remote.command import StartedEngine, engine_command
 from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOptions
-from backends.remote.protocol import Description, Protocol, Sequence
+from backends.remote.protocol import Description, RemoteProtocol, RemoteSequence
 from backends.remote.start import compare_tokenizer, find_protocol
 from backends.remote.streams import EventLoop, Streams
 from lmi_handlers.config.properties import ServingProperties
@@ -40,7 +40,7 @@ class RemoteBackend(Backend):
         self,
         loop: EventLoop,
         client: Client,
-        protocol: Protocol,
+        protocol: RemoteProtocol,
         description: Description,
         model: ModelFiles,
         properties: ServingProperties,
@@ -65,7 +65,7 @@ class RemoteBackend(Backend):
             continues=True,
             not_continued=NOT_CONTINUED,
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, RemoteSequence] = {}
         self._streams = Streams(loop, client, protocol, vocab_size=model.vocab_size, patience=properties.stall_timeout)
 
     @classmethod
@@ -120,7 +120,7 @@ class RemoteBackend(Backend):
         request = within_prompt(request)
         params = request.sampling_params
         room = self._capabilities.max_model_len - len(request.prompt.token_ids)
-        sequence = Sequence(
+        sequence = RemoteSequence(
             request,
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
             stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)),

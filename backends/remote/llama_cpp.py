@@ -10,7 +10,7 @@ import msgspec
 from backends.json_schema import explicit_json
 from backends.remote.client import Client, one_line
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import ASKING, Description, Protocol, Reader, Sequence, check_key, read
+from backends.remote.protocol import ASKING, Description, EventReader, RemoteProtocol, RemoteSequence, check_key, read
 from lmi_handlers.core.errors import RequestFailed, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import StructuredOutputs
@@ -58,7 +58,7 @@ class _Props(msgspec.Struct):
     model_path: str
 
 
-class LlamaCppProtocol(Protocol):
+class LlamaCppProtocol(RemoteProtocol):
     """llama.cpp's server of 2026.
 
     Its streams leave out tokens: of those that make up one character, only the last is sent. A whole answer has all of
@@ -90,7 +90,7 @@ class LlamaCppProtocol(Protocol):
     def text_body(self, text: str) -> dict[str, Any]:
         return {"content": text, "add_special": False}
 
-    def body(self, sequence: Sequence) -> dict[str, Any]:
+    def body(self, sequence: RemoteSequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""
         params = sequence.params
         body: dict[str, Any] = {
@@ -116,12 +116,12 @@ class LlamaCppProtocol(Protocol):
             body["logit_bias"] = list(params.logit_bias.items())
         return body
 
-    def longest_answer(self, sequence: Sequence) -> int | None:
+    def longest_answer(self, sequence: RemoteSequence) -> int | None:
         """The answer has the prompt, the grammar and all biases again."""
         answer = sequence.max_tokens * ((sequence.params.logprobs or 0) + 2)
         return _FEW + _LOGPROB_BYTES * (len(sequence.prompt) + answer)
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: RemoteSequence) -> EventReader:
         """There is one answer, and no event."""
         params = sequence.params
 

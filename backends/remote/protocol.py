@@ -17,7 +17,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
-Reader = Callable[[bytes], TokenOutput | None]
+EventReader = Callable[[bytes], TokenOutput | None]
 """Turns an event of one sequence into its output, None if the event has none."""
 
 ASKING = 10.0
@@ -29,7 +29,7 @@ _NOT_YET = (429, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequence:
+class RemoteSequence:
     """A sequence as it is asked for. `max_tokens` is the limit that applies, `stop_token_ids` has the ids that end it."""
 
     request: TokenRequest
@@ -80,26 +80,26 @@ class Error(msgspec.Struct):
         return rejection(self.code, one_line(self.message))
 
 
-class ModelInfo(msgspec.Struct):
+class RemoteModel(msgspec.Struct):
     """A model in the answer of `/v1/models`."""
 
     id: str
     max_model_len: int | None = None
 
 
-class Models(msgspec.Struct):
+class RemoteModels(msgspec.Struct):
     """The answer of `/v1/models`, of vLLM and SGLang alike."""
 
-    data: list[ModelInfo]
+    data: list[RemoteModel]
 
 
-class Tokens(msgspec.Struct):
+class RemoteTokens(msgspec.Struct):
     """The answer of `/tokenize`."""
 
     tokens: list[int]
 
 
-class Protocol(ABC):
+class RemoteProtocol(ABC):
     """The protocol of one kind of server. It has no state, and knows nothing of connections.
 
     `unsupported` and `max_logprobs` are those of `Capabilities`.
@@ -126,7 +126,7 @@ class Protocol(ABC):
 
         Returns None if it does not say, like vLLM with `--tokens-only` and old versions of SGLang.
         """
-        found = read(await client.ask("/tokenize", self.text_body(text), seconds=ASKING), Tokens)
+        found = read(await client.ask("/tokenize", self.text_body(text), seconds=ASKING), RemoteTokens)
         return None if found is None else found.tokens
 
     def text_body(self, text: str) -> dict[str, Any]:
@@ -134,22 +134,22 @@ class Protocol(ABC):
         return {"prompt": text, "add_special_tokens": False}
 
     @abstractmethod
-    def body(self, sequence: Sequence) -> dict[str, Any]:
+    def body(self, sequence: RemoteSequence) -> dict[str, Any]:
         """Return the body of the request. Raises `InvalidRequest`."""
 
     @abstractmethod
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: RemoteSequence) -> EventReader:
         """Return what reads the events of the answer, or the answer itself if it is not streamed.
 
         It raises `RequestError` for an error that the remote has sent, and `msgspec.MsgspecError` or `ValueError` for
         what is not the protocol's.
         """
 
-    def longest_event(self, sequence: Sequence) -> int:  # noqa: ARG002  for overrides
+    def longest_event(self, sequence: RemoteSequence) -> int:  # noqa: ARG002  for overrides
         """Return how many bytes an event of the answer may have."""
         return MAX_EVENT
 
-    def longest_answer(self, sequence: Sequence) -> int | None:  # noqa: ARG002  for overrides
+    def longest_answer(self, sequence: RemoteSequence) -> int | None:  # noqa: ARG002  for overrides
         """Return how many bytes an answer that is not streamed may have, or None if it is streamed."""
         return None
 

@@ -14,10 +14,10 @@ from backends.remote.protocol import (
     ASKING,
     Description,
     Error,
-    Models,
-    Protocol,
-    Reader,
-    Sequence,
+    EventReader,
+    RemoteModels,
+    RemoteProtocol,
+    RemoteSequence,
     check_key,
     read,
 )
@@ -61,7 +61,7 @@ class _ServerInfo(msgspec.Struct):
     enable_deterministic_inference: bool = False
 
 
-class SGLangProtocol(Protocol):
+class SGLangProtocol(RemoteProtocol):
     """SGLang 0.5. An event has all tokens so far, or with `--incremental-streaming-output` the new ones alone."""
 
     title = "SGLang"
@@ -83,13 +83,13 @@ class SGLangProtocol(Protocol):
         info = read(answer, _ModelInfo)
         if info is None or not info.is_generation:
             return None
-        models = read(await client.ask("/v1/models", seconds=ASKING), Models)
+        models = read(await client.ask("/v1/models", seconds=ASKING), RemoteModels)
         server = read(await client.ask("/get_server_info", seconds=ASKING), _ServerInfo)
         seeds = server is not None and server.enable_deterministic_inference
         length = models.data[0].max_model_len if models is not None and models.data else None
         return Description(one_line(info.model_path), length, () if seeds else ("seed",))
 
-    def body(self, sequence: Sequence) -> dict[str, Any]:
+    def body(self, sequence: RemoteSequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""
         params = sequence.params
         sampling: dict[str, Any] = {
@@ -117,11 +117,11 @@ class SGLangProtocol(Protocol):
             body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": params.logprobs}
         return body
 
-    def longest_event(self, sequence: Sequence) -> int:
+    def longest_event(self, sequence: RemoteSequence) -> int:
         """An event may have the whole answer so far."""
         return MAX_EVENT + _TOKEN_BYTES * sequence.max_tokens * ((sequence.params.logprobs or 0) + 3)
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: RemoteSequence) -> EventReader:
         """The number of tokens so far tells which ones of an event are new."""
         params, count, first = sequence.params, 0, True
 

@@ -11,12 +11,16 @@ from tokenizers import Tokenizer
 
 from backends.remote.client import Client, ConnectionFailed, reason
 from backends.remote.llama_cpp import LlamaCppProtocol
-from backends.remote.protocol import Description, Protocol
+from backends.remote.protocol import Description, RemoteProtocol
 from backends.remote.sglang import SGLangProtocol
 from backends.remote.vllm import VLLMProtocol
 from lmi_handlers.core.errors import ConfigError, LoadFailed, RequestError
 
-PROTOCOLS: dict[str, type[Protocol]] = {"vllm": VLLMProtocol, "sglang": SGLangProtocol, "llama.cpp": LlamaCppProtocol}
+PROTOCOLS: dict[str, type[RemoteProtocol]] = {
+    "vllm": VLLMProtocol,
+    "sglang": SGLangProtocol,
+    "llama.cpp": LlamaCppProtocol,
+}
 
 _TRY_INTERVAL = 0.5
 _SAY_INTERVAL = 30.0
@@ -26,7 +30,7 @@ _TOKENIZER = "tokenizer.json"
 
 async def find_protocol(
     client: Client, name: str, url: str, report: Callable[[str], None], check: Callable[[], None]
-) -> tuple[Protocol, Description]:
+) -> tuple[RemoteProtocol, Description]:
     """Wait until the remote answers, however long that takes. Return its protocol and what it says about itself.
 
     `check` raises an error if waiting makes no sense. Raises `ConfigError` if it answers, and speaks none of the
@@ -59,7 +63,7 @@ def _not_spoken(name: str, url: str) -> str:
     return f"option.engine_protocol=auto: {url} speaks none of the supported protocols: {titles}"
 
 
-async def compare_tokenizer(client: Client, protocol: Protocol, description: Description, folder: Path) -> None:
+async def compare_tokenizer(client: Client, protocol: RemoteProtocol, description: Description, folder: Path) -> None:
     """Raise `ConfigError` if the remote's tokens are not those of the model in `folder`. It may not say what they are.
 
     Only what they mean counts: two libraries may cut a text in different places. Raises `LoadFailed` if the remote is

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends.remote.client import Client, ConnectionFailed, NotConnected, reason
-from backends.remote.protocol import Protocol, Sequence
+from backends.remote.protocol import RemoteProtocol, RemoteSequence
 from backends.waiting_sequences import refusal
 from lmi_handlers.core.errors import QueueFull, RequestError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
@@ -75,16 +75,16 @@ class Streams:
     """
 
     def __init__(
-        self, loop: EventLoop, client: Client, protocol: Protocol, *, vocab_size: int, patience: float
+        self, loop: EventLoop, client: Client, protocol: RemoteProtocol, *, vocab_size: int, patience: float
     ) -> None:
         self._loop = loop
         self._client = client
         self._protocol = protocol
         self._vocab_size = vocab_size
         self._patience = patience
-        self._tasks: dict[Sequence, asyncio.Task[None]] = {}
-        self._answered: set[Sequence] = set()
-        self._outputs: queue.SimpleQueue[tuple[Sequence, TokenOutput]] = queue.SimpleQueue()
+        self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
+        self._answered: set[RemoteSequence] = set()
+        self._outputs: queue.SimpleQueue[tuple[RemoteSequence, TokenOutput]] = queue.SimpleQueue()
         self._last_token = time.monotonic()
         self.progress = 0
         """Changes when the remote says that it works."""
@@ -92,38 +92,38 @@ class Streams:
         """The cause of the remote's death, "" while it is alive."""
         self._watch = loop.run(self._start_watch())
 
-    def start(self, sequence: Sequence, body: dict[str, Any]) -> None:
+    def start(self, sequence: RemoteSequence, body: dict[str, Any]) -> None:
         """Ask for a sequence."""
         self._loop.start(lambda: self._start(sequence, body))
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: RemoteSequence) -> None:
         """Close the connection of a sequence, which ends it at the remote. Some outputs may still be received."""
         self._loop.start(lambda: self._cancel(sequence))
 
-    def receive(self, seconds: float) -> Iterator[tuple[Sequence, TokenOutput]]:
+    def receive(self, seconds: float) -> Iterator[tuple[RemoteSequence, TokenOutput]]:
         """Yield the outputs that are there. If there are none, wait so many seconds for the first."""
         with contextlib.suppress(queue.Empty):
             yield self._outputs.get(timeout=seconds)
             while True:
                 yield self._outputs.get_nowait()
 
-    def _start(self, sequence: Sequence, body: dict[str, Any]) -> None:
+    def _start(self, sequence: RemoteSequence, body: dict[str, Any]) -> None:
         if not self._tasks:
             self._last_token = time.monotonic()
         task = asyncio.get_running_loop().create_task(self._run(sequence, body))
         self._tasks[sequence] = task
         task.add_done_callback(lambda _: self._ended(sequence))
 
-    def _ended(self, sequence: Sequence) -> None:
+    def _ended(self, sequence: RemoteSequence) -> None:
         self._tasks.pop(sequence, None)
         self._answered.discard(sequence)
 
-    def _cancel(self, sequence: Sequence) -> None:
+    def _cancel(self, sequence: RemoteSequence) -> None:
         task = self._tasks.pop(sequence, None)
         if task is not None:
             task.cancel()
 
-    async def _run(self, sequence: Sequence, body: dict[str, Any]) -> None:
+    async def _run(self, sequence: RemoteSequence, body: dict[str, Any]) -> None:
         """Put all outputs of a sequence into the queue. The last one has a finish reason, whatever happens."""
         try:
             await self._read(sequence, body)
@@ -140,10 +140,10 @@ class Streams:
             logger.exception("a request to the remote engine failed")
             self._fail(sequence, RequestFailed(f"it failed ({type(error).__name__}); the server's log says more"))
 
-    def _fail(self, sequence: Sequence, error: RequestError) -> None:
+    def _fail(self, sequence: RemoteSequence, error: RequestError) -> None:
         self._outputs.put((sequence, refusal(sequence.request.request_id, error)))
 
-    async def _read(self, sequence: Sequence, body: dict[str, Any]) -> None:
+    async def _read(self, sequence: RemoteSequence, body: dict[str, Any]) -> None:
         """Read the answer to its end. Raises an error that this sequence alone is to end with."""
         read, path = self._protocol.reader(sequence), self._protocol.path
         longest = self._protocol.longest_answer(sequence)
@@ -169,7 +169,7 @@ class Streams:
                     return
         raise RequestFailed("the remote engine ended its answer before the sequence had ended")
 
-    def _take(self, sequence: Sequence, output: TokenOutput, count: int) -> int:
+    def _take(self, sequence: RemoteSequence, output: TokenOutput, count: int) -> int:
         """Check an output, of a sequence that has had `count` tokens. Returns how many it has now."""
         count += len(output.token_ids)
         if count > sequence.max_tokens:
@@ -214,7 +214,7 @@ class Streams:
         return bool(self._answered) and time.monotonic() - self._last_token < self._patience
 
 
-def longest_silence(protocol: Protocol, running: Iterable[Sequence], patience: float) -> float:
+def longest_silence(protocol: RemoteProtocol, running: Iterable[RemoteSequence], patience: float) -> float:
     """Return the seconds in which a remote that works sends at least one token.
 
     These are five times `patience`, and more while an answer is awaited that comes as a whole.

@@ -13,10 +13,10 @@ from backends.remote.protocol import (
     ASKING,
     Description,
     Error,
-    Models,
-    Protocol,
-    Reader,
-    Sequence,
+    EventReader,
+    RemoteModels,
+    RemoteProtocol,
+    RemoteSequence,
     check_key,
     read,
 )
@@ -76,7 +76,7 @@ class _Version(msgspec.Struct):
     version: str
 
 
-class VLLMProtocol(Protocol):
+class VLLMProtocol(RemoteProtocol):
     """vLLM 0.32. Log probabilities of a prompt only come with a whole answer, so these answers are not streamed."""
 
     title = "vLLM"
@@ -94,14 +94,14 @@ class VLLMProtocol(Protocol):
             return None
         answer = await client.ask("/v1/models", seconds=ASKING)
         check_key(answer, KEY_VARIABLE)
-        models = read(answer, Models)
+        models = read(answer, RemoteModels)
         if models is None or not models.data:
             return None
         if (await client.ask(self.path, {}, seconds=ASKING)).status == 404:
             raise ConfigError(f"the remote vLLM has no {self.path}: start it with --enable-scale-out")
         return Description(one_line(models.data[0].id), models.data[0].max_model_len)
 
-    def body(self, sequence: Sequence) -> dict[str, Any]:
+    def body(self, sequence: RemoteSequence) -> dict[str, Any]:
         """Every parameter is written, because the remote has defaults of its own."""
         params, salt = sequence.params, sequence.request.prompt.cache_salt
         values = {name: getattr(params, name) for name in _SAME_NAME}
@@ -127,7 +127,7 @@ class VLLMProtocol(Protocol):
             **({} if params.structured_outputs is None else {"reasoning_ended": True}),
         }
 
-    def longest_answer(self, sequence: Sequence) -> int | None:
+    def longest_answer(self, sequence: RemoteSequence) -> int | None:
         """Only answers with log probabilities of the prompt are not streamed."""
         params = sequence.params
         if params.prompt_logprobs is None:
@@ -136,7 +136,7 @@ class VLLMProtocol(Protocol):
         answer = sequence.max_tokens * ((params.logprobs or 0) + 2)
         return _FEW + _LOGPROB_BYTES * (prompt + answer)
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: RemoteSequence) -> EventReader:
         """An event may have an error in place of tokens."""
         params = sequence.params
 

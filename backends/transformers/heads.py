@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.pooling_params import PoolingTask
 
 
-class Head(ABC):
+class PoolingHead(ABC):
     """A model and what it computes."""
 
     tasks: ClassVar[tuple[PoolingTask, ...]]
@@ -44,7 +44,7 @@ class Head(ABC):
         """
 
 
-class Embedder(Head):
+class Embedder(PoolingHead):
     """Any encoder or decoder, and the modules that pool its vectors."""
 
     tasks: ClassVar[tuple[PoolingTask, ...]] = ("embed", "embed_all")
@@ -93,7 +93,7 @@ class ChatEmbedder(Embedder):
         return hidden
 
 
-class SparseEmbedder(Head):
+class SparseEmbedder(PoolingHead):
     """A masked language model. Its scores for each token of the vocabulary are pooled (SPLADE)."""
 
     tasks = ("embed_sparse",)
@@ -113,7 +113,7 @@ class SparseEmbedder(Head):
         return weights.cpu().unbind()
 
 
-class Classifier(Head):
+class Classifier(PoolingHead):
     """A model with one score per label, or a cross-encoder with a single score for two texts."""
 
     tasks = ("classify",)
@@ -161,7 +161,7 @@ class Classifier(Head):
         return torch.cat(scores)[torch.cat(parts).argsort()]
 
 
-def load_head(path: Path, properties: ServingProperties) -> Head:
+def load_head(path: Path, properties: ServingProperties) -> PoolingHead:
     """Load the model in `path` for the task that the options name. Raises `ConfigError`."""
     if properties.ranks:
         return Classifier(load_model(path, properties, _classifier_class))

@@ -16,7 +16,7 @@ from backends.max_model_len import choose_max_model_len
 from backends.pooling.output import failed_output, pooled_output
 from backends.pooling.pooler import stated_lengths
 from backends.transformers import DECLARATION
-from backends.transformers.heads import Head, load_head
+from backends.transformers.heads import PoolingHead, load_head
 from backends.transformers.length_batches import next_batch
 from backends.transformers.loading import pack_if_equal, position_limit
 from backends.transformers.memory_errors import memory_errors
@@ -42,7 +42,7 @@ class PoolingBackend(Backend):
 
     def __init__(
         self,
-        head: Head,
+        head: PoolingHead,
         *,
         max_model_len: int,
         max_num_seqs: int | None = None,

@@ -58,7 +58,7 @@ _CONFLICTS = ("kv_transfer_config", "kv_offloading_size")
 _PER_MACHINE = "its workers may run on machines with less memory than this one"
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class OffloadSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes for the keys and values of one engine."""
 
     memory: int
@@ -118,10 +118,10 @@ def configure_offloading(
     # vLLM's copy of LMCache's connector knows no adapters: it would take one's keys and values for another's.
     uses_lmcache = _has_lmcache() and not arguments.enable_lora
     model_bytes = 0 if model.path is None else weight_bytes(model.path)
-    room = Room(memory=_memory(model_bytes, model.engines, within=None if uses_lmcache else shared_memory))
+    room = OffloadSpace(memory=_memory(model_bytes, model.engines, within=None if uses_lmcache else shared_memory))
     if uses_lmcache:
         folder = own_folder(own_temporary_folder("lmi-lmcache"))
-        room = Room(memory=room.memory, disk=share(shutil.disk_usage(folder).free, model_bytes, model.engines))
+        room = OffloadSpace(memory=room.memory, disk=share(shutil.disk_usage(folder).free, model_bytes, model.engines))
         workers = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
         for name, value in lmcache_variables(room, workers, folder).items():
             os.environ.setdefault(name, value)
@@ -135,7 +135,7 @@ def configure_offloading(
     )
 
 
-def lmcache_variables(room: Room, workers: int, folder: Path) -> dict[str, str]:
+def lmcache_variables(room: OffloadSpace, workers: int, folder: Path) -> dict[str, str]:
     """Return LMCache's variables for an engine with this number of workers. Each worker has a part of the room."""
     return {
         "LMCACHE_LOCAL_CPU": "true",

@@ -63,7 +63,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
 
 
-class Choice:
+class ChoiceState:
     """One choice of the answer. `new_tokens` are the tokens whose logprobs and ids have not been sent yet."""
 
     def __init__(self, parser: MessageParser, *, one_function: bool) -> None:
@@ -115,7 +115,7 @@ class ChatFormatter(Formatter):
         super().__init__(request, prompts)
         self.options = options
         self.choices = [
-            Choice(self._parser(), one_function=options.one_function) for _ in range(request.sampling_params.n)
+            ChoiceState(self._parser(), one_function=options.one_function) for _ in range(request.sampling_params.n)
         ]
         self.id = f"chatcmpl-{request.request_id}"
 
@@ -212,7 +212,7 @@ class _Message:
             function.arguments += call.arguments
 
     def complete(
-        self, choice: Choice, options: ChatOptions
+        self, choice: ChoiceState, options: ChatOptions
     ) -> schemas.TextMessage | schemas.ToolCallMessage | schemas.FunctionCallMessage:
         content = self._content if self._content or not (self._functions or self._reasoning) else None
         reasoning = self._reasoning if self._reasoning and options.include_reasoning else UNSET
@@ -260,7 +260,7 @@ class ChatSseFormatter(ChatFormatter):
             records.append(self._chunk(index, schemas.ChatCompletionDelta(content=""), reason=choice.reason))
         return b"".join(records)
 
-    def _call_parts(self, choice: Choice, calls: tuple[ToolCallDelta, ...]) -> list[schemas.ChatCompletionDelta]:
+    def _call_parts(self, choice: ChoiceState, calls: tuple[ToolCallDelta, ...]) -> list[schemas.ChatCompletionDelta]:
         deltas = [_call_delta(choice, call) for call in calls]
         if self.options.one_function:
             return [schemas.ChatCompletionDelta(function_call=delta.function) for delta in deltas if not delta.index]
@@ -317,7 +317,7 @@ class ChatJsonLinesFormatter(ChatSseFormatter):
     end = b""
 
 
-def _call_delta(choice: Choice, call: ToolCallDelta) -> schemas.DeltaToolCall:
+def _call_delta(choice: ChoiceState, call: ToolCallDelta) -> schemas.DeltaToolCall:
     if call.name is None:
         return schemas.DeltaToolCall(index=call.index, function=schemas.Function(arguments=call.arguments))
     function = schemas.Function(name=call.name, arguments=call.arguments)

@@ -98,7 +98,7 @@ class Heard(msgspec.Struct, frozen=True):
         return DurationUsage("duration", math.ceil(self.duration))
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TranscriptPiece(msgspec.Struct, frozen=True):
     """The text of a piece of the sound. `duration` is that of the whole sound, and only beside the whole text."""
 
     text: str
@@ -146,7 +146,7 @@ def transcript(
             return encode(verbose)
 
 
-def delta(piece: Piece, *, is_first: bool) -> bytes:
+def delta(piece: TranscriptPiece, *, is_first: bool) -> bytes:
     """Return the event with the text of a piece."""
     return event(encode(TranscriptDelta(DELTA, piece.text.lstrip() if is_first else piece.text)))
 

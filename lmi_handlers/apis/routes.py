@@ -156,7 +156,7 @@ class Action(Endpoint, frozen=True, kw_only=True):
     act: Callable[[Any, Mapping[str, str], Mapping[str, Any]], Reply]
 
 
-class Status(Endpoint, frozen=True, kw_only=True):
+class Probe(Endpoint, frozen=True, kw_only=True):
     """Answers programs that poll. Requests have no id and are not logged. `reply(model)` never raises."""
 
     reply: Callable[[Any], Reply]

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_handlers.apis.base import Reply, front_end_json
-from lmi_handlers.apis.routes import JSON, TEXT, Failure, Route, Status
+from lmi_handlers.apis.routes import JSON, TEXT, Failure, Probe, Route
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.engine.status import EngineState
@@ -55,8 +55,8 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
     health = "Check whether requests are accepted, and if not, why."
     loading = {"my-model": Health("Starting", "loading weights", 4.2)}
     unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states, examples=(loading,))
-    pings = Status(reply=ping, answers={JSON: states}, examples={JSON: HEALTHY})
-    parameters = Status(
+    pings = Probe(reply=ping, answers={JSON: states}, examples={JSON: HEALTHY})
+    parameters = Probe(
         reply=partial(execution_parameters, max_request_size=properties.max_request_size),
         answers={JSON: (ExecutionParameters,)},
         examples={JSON: ExecutionParameters(3, "MULTI_RECORD", 6)},
@@ -79,7 +79,7 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
             "metrics",
             TGI,
             "Get Prometheus metrics.",
-            Status(reply=metrics, answers={TEXT: (str,)}, examples=METRICS),
+            Probe(reply=metrics, answers={TEXT: (str,)}, examples=METRICS),
         ),
         *document_routes(document),
     )
@@ -87,7 +87,7 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
 
 def document_routes(document: Callable[[], bytes]) -> Sequence[Route]:
     """Return the routes of the OpenAPI document."""
-    openapi = Status(
+    openapi = Probe(
         reply=lambda _: Reply(200, document()),
         answers={JSON: (dict[str, object],)},
         examples={JSON: {"openapi": "3.1.0", "info": {"title": "lmi-handlers"}, "paths": {}}},

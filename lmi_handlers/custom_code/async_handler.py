@@ -16,7 +16,7 @@ from lmi_handlers.custom_code.call import Call
 from lmi_handlers.custom_code.connection import Connection
 from lmi_handlers.custom_code.failures import author_traceback
 from lmi_handlers.custom_code.inputs import Input
-from lmi_handlers.custom_code.messages import Abort, Batch, FromPool, Loaded, Pause, Resume
+from lmi_handlers.custom_code.messages import AbortBatch, Batch, FromPool, Loaded, Pause, Resume
 
 _LAST = object()
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncHandler:
-    """Calls the function, which is `async def`. `Abort` cancels a call.
+    """Calls the function, which is `async def`. `AbortBatch` cancels a call.
 
     What it leaves running in the event loop goes on between the calls.
     """
@@ -75,7 +75,7 @@ class AsyncHandler:
                 self._flows[number].set()
                 self._calls[number] = self._loop.create_task(self._answer(message, connection))
                 self._calls[number].add_done_callback(lambda task: self._forget(message, task, connection))
-            case Abort(number) if number in self._calls:
+            case AbortBatch(number) if number in self._calls:
                 self._aborted.add(number)
                 self._calls[number].cancel()
             case Pause(number) if number in self._flows:

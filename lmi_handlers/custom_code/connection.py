@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lmi_handlers.custom_code.messages import Abort, Batch, FromCode, FromPool, Pause, Resume
+from lmi_handlers.custom_code.messages import AbortBatch, Batch, FromCode, FromPool, Pause, Resume
 from lmi_handlers.workers.channel import Channel
 
 
@@ -67,7 +67,7 @@ class Connection:
                 self._received.put(message)
             case Pause(number):
                 self._paused.add(number)
-            case Abort(number) | Resume(number):
-                self._aborted = number if isinstance(message, Abort) else self._aborted
+            case AbortBatch(number) | Resume(number):
+                self._aborted = number if isinstance(message, AbortBatch) else self._aborted
                 self._paused.discard(number)
                 self._resumed.put(None)

@@ -1,6 +1,6 @@
 """The whole protocol between web workers, the pool and the processes that run a model's own code.
 
-    web worker  -- Invoke, ChangeAdapter -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
+    web worker  -- Invoke, ChangeAdapter -->  pool  -- Batch, Pause, Resume, AbortBatch -->  process with model.py
     web worker  <-- Head, BodyChunk .., End --  pool  <-- Head, BodyChunk .., End --  process with model.py
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker opens
@@ -68,7 +68,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     adapter_function: str = ""
 
 
-class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class AbortBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Nobody waits for the answers to the batch `number` any more. They still end with `End`."""
 
     number: int
@@ -159,5 +159,5 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 FromWorker = Invoke | ChangeAdapter | Watch
 ToWorker = Loading | Serving | Head | BodyChunk | End
-FromPool = Batch | Abort | Pause | Resume
+FromPool = Batch | AbortBatch | Pause | Resume
 FromCode = Loaded | LoadError | Head | BodyChunk | End

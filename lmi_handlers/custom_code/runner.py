@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidReque
 from lmi_handlers.custom_code.job import OwnJob, PoolJob
 from lmi_handlers.custom_code.messages import (
     NOT_LOADED,
-    Abort,
+    AbortBatch,
     Batch,
     BodyChunk,
     CodeSettings,
@@ -244,7 +244,7 @@ class CodeRunner:
             cause = f"did not return within option.predict_timeout ({timeout:g} s)"
             for answer in answers:
                 answer.job.fail(DeadlineExceeded(f"{self._code.function} {cause}"))
-            self._writer.write(frame(Abort(number)))
+            self._writer.write(frame(AbortBatch(number)))
             _, stuck = await asyncio.wait(late, timeout=_GRACE)
             if stuck:
                 self._is_leaving = True
@@ -287,7 +287,7 @@ class CodeRunner:
     def _abort_unwanted(self, number: int, jobs: Sequence[PoolJob]) -> None:
         """Tell the process once nobody waits for any of the answers."""
         if all(job.left for job in jobs):
-            self._writer.write(frame(Abort(number)))
+            self._writer.write(frame(AbortBatch(number)))
 
     async def _how(self) -> str:
         """Return how the process has ended, or why it will."""

@@ -19,7 +19,7 @@ _TOUCH_INTERVAL = 0.5
 _READING = ("GET", "HEAD")
 
 
-class ModelApp(Protocol):
+class HeldApp(Protocol):
     """The WSGI application that serves one model."""
 
     model: Served
@@ -34,7 +34,7 @@ class ModelApp(Protocol):
 class HeldModel:
     """A model's application and its requests in flight. The manager ends no engine that may still get requests."""
 
-    def __init__(self, entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> None:
+    def __init__(self, entry: RegisteredModel, runtime_dir: Path, app: HeldApp) -> None:
         self.entry = entry
         self.app = app
         self.in_flight = 0
@@ -82,7 +82,7 @@ def uses_model(environ: Mapping[str, Any]) -> bool:
     return environ["REQUEST_METHOD"] not in _READING
 
 
-def hold_model(entry: RegisteredModel, runtime_dir: Path, app: ModelApp) -> HeldModel:
+def hold_model(entry: RegisteredModel, runtime_dir: Path, app: HeldApp) -> HeldModel:
     """Return a model that this worker serves from now on. Raises `OSError` if its directory has gone."""
     try:
         return HeldModel(entry, runtime_dir, app)

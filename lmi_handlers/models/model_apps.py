@@ -14,7 +14,7 @@ from lmi_handlers.core.errors import EngineNotReady, LMIError, ModelNotFound, No
 from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.models.command_socket import ask
-from lmi_handlers.models.held_model import HeldModel, ModelApp, hold_model
+from lmi_handlers.models.held_model import HeldApp, HeldModel, hold_model
 from lmi_handlers.models.messages import Command, Wake
 from lmi_handlers.models.registry import (
     RUNNING,
@@ -47,7 +47,7 @@ class ModelApps:
     def __init__(
         self,
         runtime_dir: Path,
-        make: Callable[[RegisteredModel, Path], ModelApp],
+        make: Callable[[RegisteredModel, Path], HeldApp],
         *,
         patience: float,
         most_waiting: int,

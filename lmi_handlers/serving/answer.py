@@ -42,7 +42,7 @@ class Continued(NamedTuple):
     seal: Callable[[Sequence[int]], str | None]
 
 
-class Reader(Protocol):
+class Listener(Protocol):
     """Iterates over an answer, and is told when to. Its methods must not wait."""
 
     def advance(self) -> None:
@@ -104,7 +104,7 @@ class Answer:
     def __iter__(self) -> Iterator[bytes]:
         return self._chunks
 
-    def tell(self, reader: Reader) -> bool:
+    def tell(self, reader: Listener) -> bool:
         """Tell `reader` from now on when there is a chunk. Returns False, and never does, if any chunk may take long."""
         if not isinstance(self._generation, InFlightRequest) or self._makes_wait:
             return False
@@ -250,7 +250,7 @@ class Answer:
         return at_once if self._formatter.waits else self._runner(size)
 
 
-def _tell(reader: Reader, output: SequenceOutput | None) -> None:
+def _tell(reader: Listener, output: SequenceOutput | None) -> None:
     if output is None or output.output.finish_reason is not None or _size(output.output) > _LARGE:
         reader.resume()
     else:

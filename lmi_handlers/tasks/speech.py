@@ -16,7 +16,7 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.tasks.loading import load_processor
 from lmi_handlers.tasks.task import Parameters, Task
-from lmi_handlers.tasks.whisper import COLDEST, LANGUAGES, MAX_PIECES, Piece, Wanted, Whisper
+from lmi_handlers.tasks.whisper import COLDEST, LANGUAGES, MAX_PIECES, SpokenPiece, Wanted, Whisper
 from lmi_handlers.text.checkpoint_tokenizer import load_library_tokenizer
 
 MAX_PROMPT = 10000
@@ -105,7 +105,7 @@ class SpeechRecognition(Task):
             raise InvalidRequest("needs a single sound", field="parameters.stream")
 
     def run(self, items: list[Any], parameters: SpeechParameters) -> list[Any]:
-        pieces: list[list[Piece]] = [[] for _ in items]
+        pieces: list[list[SpokenPiece]] = [[] for _ in items]
         for number, piece in self._whisper.hear(items, parameters.wanted(), MAX_PIECES, self.is_unwanted):
             pieces[number].append(piece)
         return [self._result(*each, parameters) for each in zip(items, pieces, strict=True)]
@@ -121,7 +121,7 @@ class SpeechRecognition(Task):
             yield {"text": piece.text}
         yield self._result(items[0], pieces, parameters)
 
-    def _result(self, sound: Any, pieces: list[Piece], parameters: SpeechParameters) -> dict[str, Any]:
+    def _result(self, sound: Any, pieces: list[SpokenPiece], parameters: SpeechParameters) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         if parameters.details:
             return {"text": text, **_details(pieces, parameters), "duration": len(sound) / self._whisper.rate}
@@ -132,7 +132,7 @@ class SpeechRecognition(Task):
         return {"text": text, "chunks": chunks}
 
 
-def _details(pieces: list[Piece], parameters: SpeechParameters) -> dict[str, Any]:
+def _details(pieces: list[SpokenPiece], parameters: SpeechParameters) -> dict[str, Any]:
     """Return the language, segments and words as OpenAI's `verbose_json` has them."""
     code = (pieces[0].language or "<|en|>")[2:-2]
     temperature = parameters.wanted().temperature

@@ -66,7 +66,7 @@ class Word(NamedTuple):
     end: float
 
 
-class Piece(NamedTuple):
+class SpokenPiece(NamedTuple):
     """What is said in a piece of a sound, which begins at `start` seconds. `language` is a token such as `<|de|>`."""
 
     start: float
@@ -109,7 +109,7 @@ class Whisper:
 
     def hear(
         self, sounds: Sequence[Samples], wanted: Wanted, rows: int, is_unwanted: Callable[[], bool]
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Iterator[tuple[int, SpokenPiece]]:
         """Yield the number of the sound with each of its pieces, in order, computed `rows` at a time.
 
         Raises `ClientDisconnected` once `is_unwanted()` is true.
@@ -132,7 +132,7 @@ class Whisper:
         wanted: Wanted,
         languages: dict[int, str | None],
         is_unwanted: Callable[[], bool],
-    ) -> list[Piece]:
+    ) -> list[SpokenPiece]:
         """Return the pieces of one forward pass. `languages` has those of the sounds, found in their first pieces."""
         if is_unwanted():
             raise ClientDisconnected
@@ -169,7 +169,7 @@ class Whisper:
             language = languages[part.sound]
             segments = self._segments(ids, part)
             words = [] if times is None else self._words(ids, times[row][recorder.begin :], part, language)
-            pieces.append(Piece(part.start, language, segments, words, logprobs[row], silence[row]))
+            pieces.append(SpokenPiece(part.start, language, segments, words, logprobs[row], silence[row]))
         return pieces
 
     def _listen(

@@ -13,7 +13,7 @@ from lmi_handlers.apis.custom_code import Invoked
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
 from lmi_handlers.apis.openai.transcriptions import SpeechDialect, Transcribed
-from lmi_handlers.apis.routes import JSON, Action, Document, Endpoint, Generation, Route, Status
+from lmi_handlers.apis.routes import JSON, Action, Document, Endpoint, Generation, Probe, Route
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError, UnsupportedMediaType
@@ -71,8 +71,8 @@ class _Views:
                 return self._document(endpoint)
             case Action():
                 return self._action(endpoint)
-            case Status():
-                return self._status(endpoint)
+            case Probe():
+                return self._probe(endpoint)
             case Invocations():
                 return InvocationsView(self._generating, endpoint, self._properties).invoke
             case Transcribed():
@@ -147,7 +147,7 @@ class _Views:
 
         return view
 
-    def _status(self, endpoint: Status) -> View:
+    def _probe(self, endpoint: Probe) -> View:
         def view() -> Response:
             reply = endpoint.reply(self._model)
             return Response(reply.body, reply.status, content_type=reply.content_type)

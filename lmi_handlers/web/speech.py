@@ -11,7 +11,7 @@ from werkzeug.http import parse_options_header
 from formatters.base import event
 from formatters.openai.base import DONE
 from formatters.openai.errors import error_document
-from formatters.openai.transcriptions import CONTENT_TYPES, Heard, Piece, delta, done, transcript
+from formatters.openai.transcriptions import CONTENT_TYPES, Heard, TranscriptPiece, delta, done, transcript
 from lmi_handlers.apis.openai.transcriptions import FORM, SpeechDialect, TranscriptionBody, TranslationBody
 from lmi_handlers.apis.routes import EVENTS
 from lmi_handlers.config.properties import ServingProperties
@@ -104,7 +104,7 @@ def events(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the event of each piece as soon as its line is there, and the last one once all is."""
     is_first, last = True, b""
     for line in (line for chunk in chunks for line in chunk.splitlines()):  # a batch sends several with one chunk
-        piece = msgspec.json.decode(line, type=Piece)
+        piece = msgspec.json.decode(line, type=TranscriptPiece)
         if piece.is_whole:
             last = done(msgspec.json.decode(line, type=Heard)) + DONE
         else:

@@ -12,7 +12,7 @@ from lmi_handlers.apis.api import Api
 from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.management import ManagementDialect
-from lmi_handlers.apis.routes import Action, Route, Status
+from lmi_handlers.apis.routes import Action, Probe, Route
 from lmi_handlers.apis.server import DOCUMENT_PATHS
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -99,8 +99,8 @@ def _view(endpoint: Any, apps: ModelApps, budget: Budget, is_allowed: Callable[[
         except LMIError as error:
             return _with_retry(_response(ManagementDialect().error(error)), error)
 
-    assert isinstance(endpoint, Status | Action)  # noqa: S101  there are no others
-    return status if isinstance(endpoint, Status) else action
+    assert isinstance(endpoint, Probe | Action)  # noqa: S101  there are no others
+    return status if isinstance(endpoint, Probe) else action
 
 
 def _fields(budget: Budget) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.web.client_socket import ClientSocket
 
 if TYPE_CHECKING:
-    from lmi_handlers.serving.answer import Reader
+    from lmi_handlers.serving.answer import Listener
 
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
 
@@ -46,7 +46,7 @@ class Closing(Protocol):
 class Telling(Protocol):
     """An answer that tells a reader when there is more of it."""
 
-    def tell(self, reader: Reader) -> bool:
+    def tell(self, reader: Listener) -> bool:
         """Tell `reader` from now on. Returns False if there will be nothing that could be read without waiting."""
 
     def ready(self) -> bool:

@@ -31,7 +31,7 @@ from backends.remote.backend import RemoteBackend
 from backends.remote.client import Client, ConnectionFailed, reason
 from backends.remote.llama_cpp import LlamaCppProtocol
 from backends.remote.options import KEY_VARIABLE
-from backends.remote.protocol import Sequence
+from backends.remote.protocol import RemoteSequence
 from backends.remote.sglang import SGLangProtocol
 from backends.remote.streams import longest_silence
 from backends.remote.vllm import VLLMProtocol
@@ -213,12 +213,12 @@ def test_cached_tokens_are_those_of_the_prompt(generated: tuple[int, ...], cache
     request = TokenRequest(
         request_id="a", prompt=EncodedPrompt([5, 6, *generated]), sampling_params=params, generated=generated
     )
-    assert Sequence(request, 3, stop_token_ids=()).cached(100) == cached
+    assert RemoteSequence(request, 3, stop_token_ids=()).cached(100) == cached
 
 
-def sequence(max_tokens: int, /, **params: Any) -> Sequence:
+def sequence(max_tokens: int, /, **params: Any) -> RemoteSequence:
     request = TokenRequest(request_id="a", prompt=EncodedPrompt([5]), sampling_params=SamplingParams(**params))
-    return Sequence(request, max_tokens, stop_token_ids=())
+    return RemoteSequence(request, max_tokens, stop_token_ids=())
 
 
 def test_limits_within_those_of_remotes() -> None:

@@ -99,7 +99,7 @@ def test_sounds_of_a_prompt_have_one_limit_of_time(monkeypatch: pytest.MonkeyPat
     """Each of these alone is decoded in it, and they have few samples."""
     slow = EncodedSound(many_chunks(200_000), "slow")
     monkeypatch.setattr(sounds, "_SECONDS_PER_SECOND", 0.0)
-    _, used = sounds._decode(sounds.Question(slow.data, RATE, RATE), reader._decoder, 60.0)  # type: ignore[arg-type]
+    _, used = sounds._decode(sounds.DecodeSound(slow.data, RATE, RATE), reader._decoder, 60.0)  # type: ignore[arg-type]
     assert used > 0
     monkeypatch.setattr(sounds, "_SECONDS", 4 * used)
     assert len(reader.read_prompt([slow])) == 1

@@ -34,9 +34,9 @@ def test_share_of_what_is_free(free: int, model: int, engines: int, each: int) -
 
 
 def test_variables_divide_the_room_among_the_workers() -> None:
-    from backends.vllm.offload import Room, lmcache_variables
+    from backends.vllm.offload import OffloadSpace, lmcache_variables
 
-    variables = lmcache_variables(Room(memory=9 * GIB, disk=3 * GIB), 2, Path("/folder"))
+    variables = lmcache_variables(OffloadSpace(memory=9 * GIB, disk=3 * GIB), 2, Path("/folder"))
     assert variables["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "4.500"
     assert variables["LMCACHE_MAX_LOCAL_DISK_SIZE"] == "1.500"
     assert variables["LMCACHE_LOCAL_DISK"] == "file:///folder/"

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.custom_code.formatting.input_calls import InputCall
+from lmi_handlers.custom_code.formatting.input_calls import InputFormatter
 from lmi_handlers.custom_code.formatting.messages import Begin, OutputToken, Tokens
 from lmi_handlers.custom_code.formatting.records import ResponseCall
 from lmi_handlers.custom_code.formatting.signatures import InputKind, OutputKind, input_kind, output_kind
@@ -129,7 +129,7 @@ def test_what_the_input_formatter_returned_reaches_the_output_formatter() -> Non
         request.trace = "t1"
         return request
 
-    body, context = InputCall(read, {}, TOKENIZER, as_it_is)(Input({}, [("data", b"question")]))
+    body, context = InputFormatter(read, {}, TOKENIZER, as_it_is)(Input({}, [("data", b"question")]))
     assert json.loads(body) == {"inputs": "question", "stream": True, "adapters": "a1", "parameters": {"top_k": 3}}
 
     def write(output: RequestOutput) -> str:
@@ -146,7 +146,7 @@ def test_an_input_formatter_must_return_the_payload(result: Any) -> None:
         return result
 
     with raises(TypeError, "read returned payload dict"):
-        InputCall(read, {}, TOKENIZER, as_it_is)(Input({"Content-Type": "application/json"}, [("data", b"{}")]))
+        InputFormatter(read, {}, TOKENIZER, as_it_is)(Input({"Content-Type": "application/json"}, [("data", b"{}")]))
 
 
 def item(item: Input) -> Any: ...

@@ -13,7 +13,7 @@ from facts import raises
 
 from lmi_handlers.core.errors import EngineNotReady, NoRoomYet
 from lmi_handlers.models.command_socket import answer
-from lmi_handlers.models.held_model import ModelApp
+from lmi_handlers.models.held_model import HeldApp
 from lmi_handlers.models.messages import Command
 from lmi_handlers.models.model_apps import ModelApps
 from lmi_handlers.models.registry import ModelState, RegisteredModel, manager_socket, write_models
@@ -26,7 +26,7 @@ def runtime_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-def make(entry: RegisteredModel, runtime_dir: Path) -> ModelApp:
+def make(entry: RegisteredModel, runtime_dir: Path) -> HeldApp:
     raise AssertionError
 
 

@@ -14,7 +14,7 @@ import pytest
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ClientDisconnected, LMIError
-from lmi_handlers.serving.answer import Reader
+from lmi_handlers.serving.answer import Listener
 from lmi_handlers.web.client_socket import ClientSocket, Limits
 from lmi_handlers.web.stream_body import StreamBody
 
@@ -28,7 +28,7 @@ class Chunks:
         self.is_awaited = threading.Event()
         self.has_all = False
         self._queue: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
-        self._reader: Reader | None = None
+        self._reader: Listener | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         while (item := self._queue.get()) is not None:
@@ -36,7 +36,7 @@ class Chunks:
                 raise item
             yield item
 
-    def tell(self, reader: Reader) -> bool:
+    def tell(self, reader: Listener) -> bool:
         self._reader = reader
         self._queue.put(b"second")
         return True

@@ -12,7 +12,7 @@ from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.management import ManagementDialect
 from lmi_handlers.apis.openai.routes import OWNER, model_infos
 from lmi_handlers.apis.openai.routes import TAG as OPENAI
-from lmi_handlers.apis.routes import JSON, TEXT, Action, Parameter, Route, Status
+from lmi_handlers.apis.routes import JSON, TEXT, Action, Parameter, Probe, Route
 from lmi_handlers.apis.server import HEALTHY, METRICS, SAGEMAKER, TGI, Health
 from lmi_handlers.core.errors import ModelNotFound
 from lmi_handlers.engine.status import EngineState
@@ -27,7 +27,7 @@ _FAILS = (ModelState.FAILED, EngineState.STALLED, EngineState.STARTING)
 
 def store_routes() -> Sequence[Route]:
     """Return the routes."""
-    health = Status(reply=ping, answers={JSON: (dict[str, Health],)}, examples={JSON: HEALTHY})
+    health = Probe(reply=ping, answers={JSON: (dict[str, Health],)}, examples={JSON: HEALTHY})
     dialect = ManagementDialect()
     listed = Action(act=_list, dialects=(dialect,), answers={JSON: (ModelList,)})
     named = Parameter(name="model", place="path", description="The model's name.", has_slashes=True)
@@ -43,7 +43,7 @@ def store_routes() -> Sequence[Route]:
             "metrics",
             TGI,
             "Get Prometheus metrics.",
-            Status(reply=_metrics, answers={TEXT: (str,)}, examples=METRICS),
+            Probe(reply=_metrics, answers={TEXT: (str,)}, examples=METRICS),
         ),
         Route("GET", "/v1/models", "list_served_models", OPENAI, "List the models.", listed),
         Route("GET", "/v1/models/{model}", "retrieve_served_model", OPENAI, "Get a model.", one, (named,)),

@@ -27,7 +27,7 @@ from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.documentation import QUESTION, Bounds, Documentation
-from lmi_handlers.apis.routes import JSON, READING, TEXT_EMBEDDING, TEXT_RANKING, Document, Route, Status, generation
+from lmi_handlers.apis.routes import JSON, READING, TEXT_EMBEDDING, TEXT_RANKING, Document, Probe, Route, generation
 from lmi_handlers.apis.tei.embed import (
     EmbedAllBody,
     EmbedBody,
@@ -156,7 +156,7 @@ class TeiApi(Api):
             dialects=self._dialects,
             errors=READING,
         )
-        info = Status(
+        info = Probe(
             reply=self._info, answers={JSON: (EmbeddingInfo,)}, dialects=self._dialects, errors=(EngineNotReady,)
         )
         return (

@@ -27,7 +27,7 @@ from lmi_handlers.apis.documentation import (
     Bounds,
     Documentation,
 )
-from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, TEXT_GENERATION, Document, Route, Status, generation
+from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, TEXT_GENERATION, Document, Probe, Route, generation
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.bounds import tgi_bounds
@@ -133,11 +133,11 @@ class TgiApi(Api):
             task=TEXT_GENERATION,
         )
         not_ready = (EngineNotReady,)
-        health = Status(reply=self._health, dialects=dialects, errors=not_ready)
+        health = Probe(reply=self._health, dialects=dialects, errors=not_ready)
         page = msgspec.structs.replace(
             health, answers={HTML: (str,)}, examples={HTML: ""}
         )  # for clients that accept HTML
-        info = Status(reply=self._info, answers={JSON: (schemas.Info,)}, dialects=dialects, errors=not_ready)
+        info = Probe(reply=self._info, answers={JSON: (schemas.Info,)}, dialects=dialects, errors=not_ready)
         own = (
             Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),
             Route("GET", "/info", "get_model_info", TAG, "Get the model's name and limits.", info),

@@ -16,7 +16,7 @@ from lmi_handlers.custom_code.outputs import builtin
 from lmi_handlers.custom_code.request_io import RequestInput
 
 
-class InputCall:
+class InputFormatter:
     """An input formatter. Calling it returns the new body, and the `RequestInput` for the output formatter, pickled."""
 
     def __init__(

@@ -14,7 +14,7 @@ import msgspec
 from lmi_handlers.custom_code.outputs import builtin
 
 
-class ResponseObject:
+class JsonObject:
     """A JSON object. Its fields are attributes. Those in the class are optional: None unless the response has them."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
@@ -32,14 +32,14 @@ class ResponseObject:
         return _encode(self.model_dump()).decode()
 
 
-class Response(ResponseObject):
+class Response(JsonObject):
     """A whole answer."""
 
     usage = None
     system_fingerprint = None
 
 
-class Choice(ResponseObject):
+class Choice(JsonObject):
     """One of the answers."""
 
     logprobs = None
@@ -47,7 +47,7 @@ class Choice(ResponseObject):
     stop_reason = None
 
 
-class Message(ResponseObject):
+class Message(JsonObject):
     """A message, or what a chunk adds to one."""
 
     role = None
@@ -72,7 +72,7 @@ class SentEvent(str, Response):
 
 def encode(value: Any) -> bytes | None:
     """Return an object, or a dict, as compact JSON. None if it is neither."""
-    if isinstance(value, ResponseObject):
+    if isinstance(value, JsonObject):
         return _encode(value.model_dump())
     if hasattr(value, "model_dump_json"):  # of pydantic
         return str(value.model_dump_json()).encode()
@@ -91,14 +91,14 @@ _KINDS = {"choices": Choice, "message": Message, "delta": Message}
 
 def _wrapped(name: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return _KINDS.get(name, ResponseObject)(value)
+        return _KINDS.get(name, JsonObject)(value)
     if isinstance(value, list):
         return [_wrapped(name, item) for item in value]
     return value
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, ResponseObject):
+    if isinstance(value, JsonObject):
         return value.model_dump()
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}

@@ -16,7 +16,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER
 from lmi_handlers.config.formatter_code import FormatterCode, FormatterScript
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.custom_code.formatting.input_calls import InputCall
+from lmi_handlers.custom_code.formatting.input_calls import InputFormatter
 from lmi_handlers.custom_code.formatting.messages import Begin, FormatInput, Records, ScriptFormatters
 from lmi_handlers.custom_code.formatting.records import ResponseCall
 from lmi_handlers.custom_code.formatting.signatures import OutputKind, output_kind
@@ -138,7 +138,7 @@ class Formatters:
         has_input, output = script.input_formatter is not None, None
         if script.input_formatter is not None:
             function = _function(module, script.path, script.input_formatter, INPUT_FORMATTER)
-            self._inputs[place] = InputCall(function, code.properties, self._tokenizer, self._awaited)
+            self._inputs[place] = InputFormatter(function, code.properties, self._tokenizer, self._awaited)
         if script.output_formatter is not None:
             function = _function(module, script.path, script.output_formatter, OUTPUT_FORMATTER)
             output = output_kind(function)

@@ -29,7 +29,7 @@ BUSY = (0, 429, 502, 503, 504)
 """Statuses that say nothing about the request: the server is overloaded, loads, or does not answer."""
 
 
-class Unreachable(LMIError):
+class ServerLost(LMIError):
     """The server is gone or does not answer, so no other request can succeed either."""
 
 
@@ -72,12 +72,12 @@ class ServerClient:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def invoke(self, body: bytes, content_type: str, accept: str | None) -> HttpResponse:
-        """Send a body to `/invocations`. Raises `Unreachable`."""
+        """Send a body to `/invocations`. Raises `ServerLost`."""
         headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
         return self._repeated("POST", "/invocations", body, headers)
 
     def wait_until_loaded(self, seconds: float = _LOADING_SECONDS) -> None:
-        """Wait as long as `/ping` is answered with 503, up to so many seconds. Raises `Unreachable`."""
+        """Wait as long as `/ping` is answered with 503, up to so many seconds. Raises `ServerLost`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer, _ = self._try("GET", "/ping", None, {}, 0, timeout=_PING_SECONDS)
@@ -88,11 +88,11 @@ class ServerClient:
     def execution_parameters(self) -> ExecutionParameters:
         """Return what the server says about itself, or SageMaker's defaults if it does not say.
 
-        Raises `ConfigError` or `Unreachable`.
+        Raises `ConfigError` or `ServerLost`.
         """
         answer = self._repeated("GET", "/execution-parameters", None, {})
         if answer.status in BUSY or answer.status >= 500:
-            raise Unreachable(f"{self.url}/execution-parameters: {answer.cause}")
+            raise ServerLost(f"{self.url}/execution-parameters: {answer.cause}")
         try:
             return msgspec.json.decode(answer.body, type=ExecutionParameters) if answer.ok else ExecutionParameters()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ class ServerClient:
             retry_after = response.getheader("Retry-After", "")
         except (ConnectionRefusedError, socket.gaierror) as error:
             connection.close()
-            raise Unreachable(f"{self.url}: {error.strerror}") from None
+            raise ServerLost(f"{self.url}: {error.strerror}") from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()  # it opens again with the next request
             cause = (

@@ -15,10 +15,10 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.model_files.storage import Folder
-from lmi_handlers.tools.batch_transform.endpoint import Unreachable
+from lmi_handlers.tools.batch_transform.endpoint import ServerLost
 from lmi_handlers.tools.batch_transform.records import InvalidFile, Record, batches
 from lmi_handlers.tools.batch_transform.settings import MAX_TRANSFORM_MB, Settings
-from lmi_handlers.tools.batch_transform.storage import SUFFIX, Output
+from lmi_handlers.tools.batch_transform.storage import SUFFIX, OutputFile
 from lmi_handlers.tools.batch_transform.transform import Transform, Transformed
 from lmi_handlers.tools.client.inputs import InputFile
 
@@ -52,7 +52,7 @@ class TransformJob:
         self._gone: Future[None] = Future()
 
     def run(self, files: list[InputFile]) -> None:
-        """Transform all files. Raises `Unreachable` if the server is gone."""
+        """Transform all files. Raises `ServerLost` if the server is gone."""
         pool = ThreadPoolExecutor(self._settings.max_concurrent)
         try:
             for file in files:
@@ -105,7 +105,7 @@ class _Writer:
         self._send = report
         self._report = FileReport(name)
         self._started = time.monotonic()
-        self._output: Output | None = None
+        self._output: OutputFile | None = None
 
     @property
     def failed(self) -> bool:
@@ -113,7 +113,7 @@ class _Writer:
 
     def open(self, folder: Folder) -> None:
         """Raises `OSError` or `ConfigError`."""
-        self._output = Output(folder, self._report.name + SUFFIX)
+        self._output = OutputFile(folder, self._report.name + SUFFIX)
 
     def write(self, part: Transformed) -> None:
         """Raises `OSError`."""
@@ -155,12 +155,12 @@ class _Step(ABC):
         self.writer = writer
 
     def finish(self) -> None:
-        """Wait for it and do it, unless the file has failed. Raises `Unreachable`."""
+        """Wait for it and do it, unless the file has failed. Raises `ServerLost`."""
         if self.writer.failed:
             return
         try:
             self.do()
-        except Unreachable:
+        except ServerLost:
             raise
         except (OSError, LMIError) as error:
             self.writer.fail(str(error))
@@ -192,7 +192,7 @@ class _Sent(_Step):
         error = future.exception()
         if error is None:
             self.size = len(future.result().data)
-        elif isinstance(error, Unreachable):
+        elif isinstance(error, ServerLost):
             with contextlib.suppress(InvalidStateError):  # another one was first
                 self._gone.set_exception(error)
 

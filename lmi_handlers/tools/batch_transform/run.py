@@ -13,7 +13,7 @@ from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import show_error
 from lmi_handlers.model_files.storage import Folder
-from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
+from lmi_handlers.tools.batch_transform.endpoint import ServerClient, ServerLost
 from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
 from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
@@ -33,7 +33,7 @@ def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None
                 reports = _run(files, folder, url or stack.enter_context(own_server(model_dir)), choices)
         except (ConfigError, LoadFailed) as error:
             fail(str(error))
-        except Unreachable as error:
+        except ServerLost as error:
             tell("error", str(error))
             os._exit(1)  # without waiting for answers
     sys.exit(any(report.failure for report in reports))

@@ -27,7 +27,7 @@ def find_inputs(location: str, target: str = "") -> list[InputFile]:
     return files
 
 
-class Output:
+class OutputFile:
     """The output of a file, which appears once it is complete."""
 
     def __init__(self, folder: Folder, name: str) -> None:

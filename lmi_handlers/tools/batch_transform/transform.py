@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lmi_handlers.core.errors import LMIError
-from lmi_handlers.tools.batch_transform.endpoint import BUSY, HttpResponse, ServerClient, Unreachable
+from lmi_handlers.tools.batch_transform.endpoint import BUSY, HttpResponse, ServerClient, ServerLost
 from lmi_handlers.tools.batch_transform.processing import BadRecord, DataProcessor
 from lmi_handlers.tools.batch_transform.records import Record, TooLarge
 from lmi_handlers.tools.batch_transform.settings import JSON_LINES, Settings
@@ -54,7 +54,7 @@ class Transform:
     def output(self, records: list[Record]) -> Transformed:
         """Return the output of records, in order.
 
-        Raises `RecordFailed` if a record fails and errors have no place in the output, and `Unreachable`.
+        Raises `RecordFailed` if a record fails and errors have no place in the output, and `ServerLost`.
         """
         parts: list[Transformed] = []
         run: list[Sent] = []
@@ -89,7 +89,7 @@ class Transform:
         body = b"".join([sent for _, sent in run])
         answer = self._endpoint.invoke(body, self._settings.content_type, self._settings.accept)
         if answer.status in BUSY and not (len(run) == 1 and answer.status == _TIMED_OUT):
-            raise Unreachable(f"{self._endpoint.url}: {_error_of(answer).decode()}")
+            raise ServerLost(f"{self._endpoint.url}: {_error_of(answer).decode()}")
         if len(run) == 1:
             record = run[0][0]
             yield self._output(record, self._line(answer)) if answer.ok else self._failed(record, _error_of(answer))

@@ -27,7 +27,7 @@ _NOT_KNOWN = ("400", "404", "405", "422")
 _TRANSCRIPT_END = "\nUser:"
 
 
-class Answering(Protocol):
+class ChatPartner(Protocol):
     """Whom we chat with."""
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:

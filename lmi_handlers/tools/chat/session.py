@@ -15,7 +15,7 @@ from lmi_handlers.core.log import takes_colours
 from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
 from lmi_handlers.tools.chat.lines import Interrupts, piped_lines, typed_lines
 from lmi_handlers.tools.chat.screen import Screen
-from lmi_handlers.tools.chat.server import Answering
+from lmi_handlers.tools.chat.server import ChatPartner
 from lmi_handlers.tools.client.answer import Piece
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 
@@ -33,7 +33,7 @@ _HELP = """\
 Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one. // begins a message with a slash."""
 
 
-def run(server: Answering, conversation: Conversation, history_file: Path | None) -> None:
+def run(server: ChatPartner, conversation: Conversation, history_file: Path | None) -> None:
     """Chat until the input ends. Exits with status 1 if anything failed and the input was no terminal."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     screen = Screen(interactive=interactive, coloured=interactive and takes_colours(sys.stdout))
@@ -58,7 +58,7 @@ def run(server: Answering, conversation: Conversation, history_file: Path | None
 
 
 class _Chat:
-    def __init__(self, server: Answering, conversation: Conversation, screen: Screen, interrupts: Interrupts) -> None:
+    def __init__(self, server: ChatPartner, conversation: Conversation, screen: Screen, interrupts: Interrupts) -> None:
         self._server = server
         self._conversation = conversation
         self._screen = screen

@@ -55,7 +55,7 @@ class Kind(str, Enum):
     STATUS = "status"
 
 
-class Reply(msgspec.Struct, frozen=True):
+class CompleteAnswer(msgspec.Struct, frozen=True):
     """A complete answer, as it was sent or recorded. An expected one without a content type may have any."""
 
     status: int
@@ -79,7 +79,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    expected: Reply, received: Reply, *, sampled: bool = False, volatile: Iterable[str] = VOLATILE
+    expected: CompleteAnswer, received: CompleteAnswer, *, sampled: bool = False, volatile: Iterable[str] = VOLATILE
 ) -> Comparison:
     """Compare two answers. With `sampled`, their texts and values may differ. `volatile` are fields to leave out."""
     if not expected.content_type:
@@ -102,7 +102,7 @@ def compare(
     return Comparison(kind=kind, detail=detail, but_for=old.different(new), **around)
 
 
-def _hidden(expected: Reply, received: Reply, masks: _Masks) -> str:
+def _hidden(expected: CompleteAnswer, received: CompleteAnswer, masks: _Masks) -> str:
     """Say what differs in the input of a tool although it is named as a volatile field. Empty if nothing does."""
     old, new = (records(reply.body, received.content_type) for reply in (expected, received))
     found = differences(old or [], new or [], masks.names)
@@ -307,7 +307,7 @@ class _Masks:
             re.MULTILINE | re.DOTALL,
         )
 
-    def masked(self, reply: Reply) -> _Masked:
+    def masked(self, reply: CompleteAnswer) -> _Masked:
         """Return the body of an answer without volatile values."""
         body, in_stream = reply.body, media_type(reply.content_type) in STREAMS
         parts, starts, gaps, values = [], [], [], []

@@ -17,7 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from lmi_handlers.core.errors import LMIError
-from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.inputs import InputFile
 
 MAX_LINE = 96 << 20
@@ -54,7 +54,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str
     route: str = ROUTE
     time: float | None = None
-    answer: Reply | None = None
+    answer: CompleteAnswer | None = None
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ def _of_file(
         content = _content(files[name])
         if content_type in _EDITED:
             content = content.removesuffix(b"\n")
-        expected = Reply(status, content_type, content)
+        expected = CompleteAnswer(status, content_type, content)
     return Recorded(
         place=file.name,
         body=_content(file),
@@ -179,7 +179,7 @@ def _of_capture(line: bytes, place: str) -> Recorded:
         body=_decoded(given),
         content_type=given.observedContentType or "application/json",
         time=_seconds(capture.eventMetadata),
-        answer=None if answer is None else Reply(200, answer.observedContentType, _decoded(answer)),
+        answer=None if answer is None else CompleteAnswer(200, answer.observedContentType, _decoded(answer)),
     )
 
 

@@ -17,8 +17,8 @@ from lmi_handlers.tools.client.apis import said
 from lmi_handlers.tools.client.comparison import (
     VOLATILE,
     Comparison,
+    CompleteAnswer,
     Kind,
-    Reply,
     compare,
     finish_reason_of,
     text_of,
@@ -150,7 +150,7 @@ class Replay:
             **common,
         )
 
-    def _compared(self, request: Recorded, expected: Reply, recorded: Told, timed: Timed) -> Comparison:
+    def _compared(self, request: Recorded, expected: CompleteAnswer, recorded: Told, timed: Timed) -> Comparison:
         recorded_text = _text(expected)
         # Tool calls have a finish reason and no text; embeddings have neither.
         is_generated = bool(recorded_text or recorded.finish_reason)
@@ -166,7 +166,7 @@ class Replay:
         detail = f"{found.detail}; the recorded token is {gap:.3g} nats less probable"
         return msgspec.structs.replace(found, kind=kind, detail=detail)
 
-    def _ask(self, request: Recorded) -> Reply:
+    def _ask(self, request: Recorded) -> CompleteAnswer:
         return self._target.ask(request).reply
 
 
@@ -195,7 +195,7 @@ class _Clock:
         time.sleep(min(max(0.0, due - time.monotonic()), _LONGEST_PAUSE))
 
 
-def told(reply: Reply) -> Told:
+def told(reply: CompleteAnswer) -> Told:
     """Return what an answer says about itself."""
     documents = records(reply.body, reply.content_type or "application/json") or []
     return Told(
@@ -220,5 +220,5 @@ def _tokens(documents: list[Any], *, streams: bool) -> int | None:
     return texts if count is None and streams else count
 
 
-def _text(reply: Reply) -> str:
+def _text(reply: CompleteAnswer) -> str:
     return text_of(records(reply.body, reply.content_type or "application/json") or [])

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.tools.client.answer import parsed
-from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.replay.recordings import Recorded
 from lmi_handlers.tools.replay.targets import NoAnswer
 
-Ask = Callable[[Recorded], Reply]
+Ask = Callable[[Recorded], CompleteAnswer]
 Scored = list[tuple[Any, float | None]]
 """Tokens, by their ids or texts, with their log probabilities."""
 

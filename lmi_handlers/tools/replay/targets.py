@@ -11,7 +11,7 @@ import msgspec
 from lmi_handlers.tools.client.answer import STREAMS, document, media_type, parsed
 from lmi_handlers.tools.client.apis import said
 from lmi_handlers.tools.client.aws import Aws
-from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, open_url, parts_of
@@ -31,7 +31,7 @@ class NoAnswer(Exception):
 class Timed(msgspec.Struct, frozen=True):
     """An answer, and the seconds until its first token and its end. `first` is None if it is no stream with a text."""
 
-    reply: Reply
+    reply: CompleteAnswer
     total: float
     first: float | None = None
 
@@ -96,14 +96,14 @@ def _request(recorded: Recorded, accept: str | None) -> InvokeRequest:
     return InvokeRequest(body=recorded.body, content_type=recorded.content_type, accept=accept, parameters={})
 
 
-def _model_error(refused: CallRefused) -> Reply | None:
+def _model_error(refused: CallRefused) -> CompleteAnswer | None:
     """Return the container's own answer, which AWS passes on in its error, without its content type."""
     response = getattr(refused.__cause__, "response", None)
     if not isinstance(response, dict) or not isinstance(response.get("OriginalStatusCode"), int):
         return None
     body = str(response.get("OriginalMessage", "")).encode(errors="surrogatepass")
     content_type = "text/plain" if parsed(body) is None else "application/json"
-    return Reply(response["OriginalStatusCode"], content_type, body)
+    return CompleteAnswer(response["OriginalStatusCode"], content_type, body)
 
 
 def _read(status: int, content_type: str, parts: Iterable[bytes], started: float) -> Timed:
@@ -119,7 +119,7 @@ def _read(status: int, content_type: str, parts: Iterable[bytes], started: float
             if any(_has_text(line) for line in bytes(body[seen:end]).split(b"\n")):
                 first = time.perf_counter() - started
             seen = max(seen, end)
-    return Timed(Reply(status, content_type, bytes(body)), time.perf_counter() - started, first)
+    return Timed(CompleteAnswer(status, content_type, bytes(body)), time.perf_counter() - started, first)
 
 
 def _has_text(line: bytes) -> bool:

@@ -24,7 +24,7 @@ from transform import Container, container, read_lines, transform, write_lines
 from waiting import still_running, wait_until
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.tools.batch_transform.endpoint import ServerClient, Unreachable
+from lmi_handlers.tools.batch_transform.endpoint import ServerClient, ServerLost
 from lmi_handlers.tools.batch_transform.job import FileReport, TransformJob
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
 from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
@@ -293,7 +293,7 @@ def test_job_whose_server_is_gone_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path / "out"))
     reports: list[FileReport] = []
     job = TransformJob(Transform(ServerClient("http://127.0.0.1:1"), settings), settings, folder, reports.append)
-    with pytest.raises(Unreachable, match="Connection refused"):
+    with pytest.raises(ServerLost, match="Connection refused"):
         job.run(find_inputs(str(tmp_path / "in")))
     assert reports == []
     assert names_in(tmp_path / "out") == []

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_handlers.tools.client.comparison import (
+    CompleteAnswer,
     Kind,
-    Reply,
     compare,
     differences,
     finish_reason_of,
@@ -29,8 +29,8 @@ TGI = (
 )
 
 
-def reply(body: str, content_type: str = JSON, status: int = 200) -> Reply:
-    return Reply(status, content_type, body.encode())
+def reply(body: str, content_type: str = JSON, status: int = 200) -> CompleteAnswer:
+    return CompleteAnswer(status, content_type, body.encode())
 
 
 @pytest.mark.parametrize(

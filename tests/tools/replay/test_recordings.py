@@ -12,7 +12,7 @@ import pytest
 from recordings import capture_record
 
 from lmi_handlers.core.errors import LoadFailed
-from lmi_handlers.tools.client.comparison import Reply
+from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.inputs import InputFile, input_files
 from lmi_handlers.tools.replay import recordings
 from lmi_handlers.tools.replay.recordings import Broken, Recorded, recorded_requests
@@ -44,8 +44,8 @@ def test_data_capture(tmp_path: Path) -> None:
     assert isinstance(second, Recorded)
     assert isinstance(third, Recorded)
     assert (first.place, first.body, first.route) == (f"{name}:1", BODY, "/invocations")
-    assert first.answer == Reply(200, "application/json", ANSWER)
-    assert second.answer == Reply(200, "text/event-stream", b"data: 1\n\n")
+    assert first.answer == CompleteAnswer(200, "application/json", ANSWER)
+    assert second.answer == CompleteAnswer(200, "text/event-stream", b"data: 1\n\n")
     assert third.answer is None
     assert (first.time, second.time) == (1795770000.0, 1795770001.5)
 
@@ -132,8 +132,15 @@ def test_a_folder_of_requests(tmp_path: Path) -> None:
     assert isinstance(hello, Recorded)
     assert isinstance(bad, Recorded)
     assert isinstance(new, Recorded)
-    assert (hello.body, hello.route, hello.answer) == (BODY, "/invocations", Reply(200, "application/json", ANSWER))
-    assert (bad.route, bad.answer) == ("/v1/chat/completions", Reply(422, "application/json", b'{"error":"x"}'))
+    assert (hello.body, hello.route, hello.answer) == (
+        BODY,
+        "/invocations",
+        CompleteAnswer(200, "application/json", ANSWER),
+    )
+    assert (bad.route, bad.answer) == (
+        "/v1/chat/completions",
+        CompleteAnswer(422, "application/json", b'{"error":"x"}'),
+    )
     assert (new.content_type, new.answer) == ("text/plain", None)
 
 

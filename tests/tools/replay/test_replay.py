@@ -23,7 +23,7 @@ from recordings import capture_record
 from serving import Server, free_port
 from waiting import wait_until
 
-from lmi_handlers.tools.client.comparison import Reply, text_of
+from lmi_handlers.tools.client.comparison import CompleteAnswer, text_of
 from lmi_handlers.tools.client.inputs import input_files
 from lmi_handlers.tools.replay import replay, targets
 from lmi_handlers.tools.replay.page import as_page
@@ -241,11 +241,13 @@ class Recording(Target):
         self._running -= 1
         if recorded.body == b"fails":
             raise NoAnswer("gone")
-        return Timed(Reply(200, "text/plain", recorded.body), self._seconds)
+        return Timed(CompleteAnswer(200, "text/plain", recorded.body), self._seconds)
 
 
 def requested(body: bytes, when: float | None = None) -> Recorded:
-    return Recorded(place="a", body=body, content_type="text/plain", time=when, answer=Reply(200, "text/plain", body))
+    return Recorded(
+        place="a", body=body, content_type="text/plain", time=when, answer=CompleteAnswer(200, "text/plain", body)
+    )
 
 
 def test_outcomes_keep_their_order_and_concurrency_is_bounded() -> None:
@@ -267,7 +269,7 @@ class Hanging(Target):
     def ask(self, recorded: Recorded) -> Timed:
         if recorded.body == b"0":
             self.was_released = self.released.wait(0.5)
-        return Timed(Reply(200, "text/plain", recorded.body), 0.0)
+        return Timed(CompleteAnswer(200, "text/plain", recorded.body), 0.0)
 
 
 def test_a_request_that_hangs_holds_up_the_others_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +298,13 @@ def test_requests_are_sent_at_the_times_of_the_recording() -> None:
 def scores(old: float, new: float) -> Any:
     """A server that gives the token after "one" the probability `old` if it is "two", else `new`, as TGI would."""
 
-    def ask(request: Recorded) -> Reply:
+    def ask(request: Recorded) -> CompleteAnswer:
         body = json.loads(request.body)
         words = body["inputs"].split()
         assert body["parameters"]["decoder_input_details"] is True
         assert "stream" not in body
         prefill = [{"id": hash(word), "logprob": new if word != "two" else old} for word in words]
-        return Reply(200, "application/json", json.dumps({"details": {"prefill": prefill}}).encode())
+        return CompleteAnswer(200, "application/json", json.dumps({"details": {"prefill": prefill}}).encode())
 
     return ask
 
@@ -313,9 +315,9 @@ def test_a_text_that_parts_is_scored() -> None:
     with pytest.raises(NotScored):
         log_probability_gap(request, ("one", "one three"), scores(-0.75, -0.5))
     with pytest.raises(NotScored):
-        log_probability_gap(request, ("one two", "one three"), lambda _: Reply(422, "", b"{}"))
+        log_probability_gap(request, ("one two", "one three"), lambda _: CompleteAnswer(422, "", b"{}"))
     with pytest.raises(NotScored):
-        log_probability_gap(request, ("one two", "one three"), lambda _: Reply(200, "", b'{"details":7}'))
+        log_probability_gap(request, ("one two", "one three"), lambda _: CompleteAnswer(200, "", b'{"details":7}'))
 
 
 def other_text(target: Target, body: dict[str, Any]) -> Recorded:
@@ -358,7 +360,7 @@ class Fixed(Target):
         self._answer = answer
 
     def ask(self, recorded: Recorded) -> Timed:
-        return Timed(Reply(200, "application/json", self._answer.encode()), 0.0)
+        return Timed(CompleteAnswer(200, "application/json", self._answer.encode()), 0.0)
 
 
 CALL = '{"choices":[{"message":{"content":null,"tool_calls":[{"arguments":"%s"}]},"finish_reason":"tool_calls"}]}'
@@ -374,7 +376,7 @@ EMBEDDING = '{"data":[{"embedding":[%s,0.5]}]}'
     ],
 )
 def test_drawn_answers_are_those_that_are_generated(body: str, answer: str, kind: str) -> None:
-    expected = Reply(200, "application/json", (answer % 1).encode())
+    expected = CompleteAnswer(200, "application/json", (answer % 1).encode())
     request = Recorded(place="a", body=body.encode(), content_type="application/json", answer=expected)
     (found,) = Replay(Fixed(answer % 2)).outcomes([request], Pace(1))
     assert found.kind == kind
@@ -388,13 +390,13 @@ class Scoring(Target):
 
     def ask(self, recorded: Recorded) -> Timed:
         asks_for_scores = b"decoder_input_details" in recorded.body
-        answer = Reply(200, "application/json", b'{"generated_text": "one three"}')
+        answer = CompleteAnswer(200, "application/json", b'{"generated_text": "one three"}')
         return Timed(self._scores(recorded) if asks_for_scores else answer, 0.0)
 
 
 @pytest.mark.parametrize(("old", "kind"), [(-0.55, "rounding"), (-0.45, "rounding"), (-0.75, "text"), (-9.0, "text")])
 def test_how_much_less_probable_a_token_may_be(old: float, kind: str) -> None:
-    expected = Reply(200, "application/json", b'{"generated_text": "one two"}')
+    expected = CompleteAnswer(200, "application/json", b'{"generated_text": "one two"}')
     request = Recorded(place="a", body=b'{"inputs":"Hello "}', content_type="application/json", answer=expected)
     (found,) = Replay(Scoring(old)).outcomes([request], Pace(1))
     assert found.kind == kind
