@@ -31,13 +31,13 @@ from lmi_handlers.core.event_loop import RunBeside
 from lmi_handlers.custom_code.formatting.client import FormatterClient
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
 from lmi_handlers.models.model_apps import ModelApps
-from lmi_handlers.models.registry import RUNTIME_VARIABLE, RegisteredModel
+from lmi_handlers.models.registry import RUNTIME_VARIABLE, configuration_file, model_runtime_dir
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.preflight.configuration import (
     AnsweredBy,
     Configuration,
     StoreConfiguration,
-    model_environ,
+    decode_configuration,
     read_configuration,
     read_store,
 )
@@ -291,10 +291,8 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     return dispatcher
 
 
-def _app_of(
-    bodies: ArrivingBodies, has_console: bool, front: StoreRoutes, entry: RegisteredModel, runtime_dir: Path
-) -> ModelApp:
-    configuration = _configuration_of(entry)
+def _app_of(bodies: ArrivingBodies, has_console: bool, front: StoreRoutes, runtime_dir: Path) -> ModelApp:
+    configuration = _configuration_in(runtime_dir)
     engines = configuration.engine_settings(str(runtime_dir), 0.0).each
     app = model_app(configuration, [engine.socket_path for engine in engines], bodies, front)
     if has_console:
@@ -302,15 +300,19 @@ def _app_of(
     return app
 
 
-def _configuration_of(entry: RegisteredModel) -> Configuration:
-    environ = model_environ(os.environ, entry.directory)
-    return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+def _configuration_in(runtime_dir: Path) -> Configuration:
+    """Return the configuration of the model with this runtime directory. Raises `OSError` if its engines have ended."""
+    return decode_configuration(configuration_file(runtime_dir).read_bytes())
 
 
 def _configuration_on(apps: ModelApps, name: str | None) -> Configuration:
-    """Return the configuration of one of several models. Raises `KeyError`."""
-    held = {each.entry.name: each.entry for each in apps.held}
-    return _configuration_of(held[name or apps.default or ""])
+    """Return the configuration of one of several models. Raises `KeyError` if it is not loaded."""
+    numbers = {held.entry.name: held.entry.number for held in apps.held}
+    number = numbers[name or apps.default or ""]
+    try:
+        return _configuration_in(model_runtime_dir(apps.runtime_dir, number))
+    except FileNotFoundError as error:
+        raise KeyError(name) from error
 
 
 def _workers(settings: ServerSettings, properties: ServingProperties) -> int:

@@ -18,7 +18,7 @@ from lmi_handlers.models.memory import free_for, needed_memory
 from lmi_handlers.models.registry import RegisteredModel
 from lmi_handlers.models.settings import ManagerSettings
 from lmi_handlers.preflight.checks import mistakes, warnings
-from lmi_handlers.preflight.configuration import examine_configuration, model_environ
+from lmi_handlers.preflight.configuration import encode_configuration, examine_configuration, model_environ
 from lmi_handlers.workers.parent import ignore_signals, read_settings, wait_for_end_of_parent
 
 
@@ -33,7 +33,12 @@ def plan(entry: RegisteredModel, runtime_dir: Path) -> Plan:
     if causes := mistakes(configuration, environ):
         raise ConfigError("; ".join(causes))
     engine = configuration.engine_settings(str(runtime_dir), time.monotonic(), model=entry.name)
-    return Plan(engine, needed_memory(configuration.properties, engine), lambda: free_for(configuration.backend))
+    return Plan(
+        engine,
+        encode_configuration(configuration),
+        needed_memory(configuration.properties, engine),
+        lambda: free_for(configuration.backend),
+    )
 
 
 def main() -> None:

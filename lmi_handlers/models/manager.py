@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, NoRoomYet
+from lmi_handlers.core.files import write_whole
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.models.command_socket import answer
 from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
@@ -23,6 +24,7 @@ from lmi_handlers.models.registry import (
     ModelState,
     RegisteredModel,
     check_model_name,
+    configuration_file,
     manager_socket,
     model_runtime_dir,
     models_file,
@@ -46,9 +48,13 @@ logger = logging.getLogger(__name__)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A plan for loading a model. It takes about `memory` bytes, of which `free()` are free; None if unknown."""
+    """A plan for loading a model. It takes about `memory` bytes, of which `free()` are free; None if unknown.
+
+    `configuration` is what web workers read from its `configuration_file`.
+    """
 
     engine: EngineSettings
+    configuration: bytes
     memory: int
     free: Callable[[], int | None]
 
@@ -99,7 +105,8 @@ class Manager:
         for slot in self._slots.all():
             processes = slot.processes
             if processes is not None and slot.entry.state is ModelState.READY:
-                yield users_file(Path(processes.settings.runtime_dir))
+                runtime_dir = Path(processes.settings.runtime_dir)
+                yield from (users_file(runtime_dir), configuration_file(runtime_dir))
                 yield from processes.needed()
 
     # Commands
@@ -299,6 +306,7 @@ class Manager:
         runtime_dir = Path(plan.engine.runtime_dir)
         runtime_dir.mkdir(mode=0o700)
         users_file(runtime_dir).touch(mode=0o600)
+        write_whole(configuration_file(runtime_dir), plan.configuration)
         self._slots.advance(slot, state, entry=planned)
 
     # Ending

@@ -47,7 +47,7 @@ class ModelApps:
     def __init__(
         self,
         runtime_dir: Path,
-        make: Callable[[RegisteredModel, Path], HeldApp],
+        make: Callable[[Path], HeldApp],
         *,
         patience: float,
         most_waiting: int,
@@ -267,7 +267,7 @@ class ModelApps:
         if not runtime_dir.is_dir():  # the number is that from before the model fell asleep: it will get another
             return
         try:
-            app = self._make(entry, runtime_dir)
+            app = self._make(runtime_dir)
             held = hold_model(entry, runtime_dir, app)
         except (LMIError, OSError) as error:
             logger.exception("a model cannot be served by this worker", extra={"model": entry.name})

@@ -100,6 +100,14 @@ def users_file(runtime_dir: Path) -> Path:
     return runtime_dir / "users"
 
 
+def configuration_file(runtime_dir: Path) -> Path:
+    """Return the file in a model's runtime directory with its configuration, as the manager has read it.
+
+    Web workers read this one: serving.properties may have changed since the engines were started.
+    """
+    return runtime_dir / "configuration.json"
+
+
 def check_model_name(name: str) -> None:
     """Raise `InvalidRequest` unless `name` is one path segment that needs no quoting."""
     if not _NAME.fullmatch(name):

@@ -161,6 +161,16 @@ def model_environ(environ: Mapping[str, str], directory: str) -> dict[str, str]:
     return {name: text for name, text in environ.items() if name not in of_store} | {"LMI_MODEL_DIR": directory}
 
 
+def encode_configuration(configuration: Configuration) -> bytes:
+    """Return the configuration as JSON, for another process of the server."""
+    return msgspec.json.encode(configuration, enc_hook=os.fspath)
+
+
+def decode_configuration(data: bytes) -> Configuration:
+    """Return the configuration that `encode_configuration` was given."""
+    return msgspec.json.decode(data, type=Configuration, dec_hook=lambda kind, value: kind(value))
+
+
 def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:
     """Read serving.properties and the environment, choose the backend and name the model. Raises `ConfigError`.
 

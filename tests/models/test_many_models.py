@@ -214,6 +214,17 @@ def test_a_model_is_scaled_down_and_up(server: StoreServer) -> None:
     assert "Traceback" not in server.log
 
 
+def test_a_worker_that_replaces_another_serves_a_model_as_its_engine_was_started(server: StoreServer) -> None:
+    (server.store / "b" / "serving.properties").write_text(ECHO + "option.no_such_batch=1\noption.max_model_len=x\n")
+    workers = server.web_workers()
+    for worker in workers:
+        worker.kill()
+    wait_until(lambda: not set(workers).intersection(server.web_workers()))
+    wait_until(lambda: server.generate("b").status_code == 200)
+    long = server.generate("b", "x" * 100)
+    assert (long.status_code, "64" in long.text) == (424, True), long.text
+
+
 def test_a_server_ends_with_its_manager(tmp_path: Path) -> None:
     server = StoreServer(tmp_path, {"a": ECHO})
     server.wait_ready()

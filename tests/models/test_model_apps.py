@@ -26,7 +26,7 @@ def runtime_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-def make(entry: RegisteredModel, runtime_dir: Path) -> HeldApp:
+def make(runtime_dir: Path) -> HeldApp:
     raise AssertionError
 
 
