@@ -215,29 +215,18 @@ class EchoBackend(Backend):
         return due
 
     def _advance(self, sequence: _Sequence) -> TokenOutput | None:
+        """Return the sequence's next output, or None if it hangs."""
         request = sequence.request
         if sequence.fault is not None and sequence.produced + 1 >= sequence.fault[1]:
-            fault = sequence.fault[0]
-            if fault == "RAISE":
+            if sequence.fault[0] == "RAISE":
                 return TokenOutput(
                     request_id=request.request_id,
                     token_ids=[],
                     finish_reason=FinishReason.ERROR,
                     error=f"the echo backend failed at token {sequence.produced + 1}, as the prompt asked",
                 )
-            if fault == "DIE":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "CRASH":
-                raise RuntimeError("the echo backend crashed, as the prompt asked")
-            if fault == "MUTE":
-                self._mute = True
-            if fault in ("HANG", "MUTE"):
+            if self._hangs(sequence, sequence.fault[0]):
                 return None
-            if fault == "GRIP":
-                ctypes.PyDLL(None).pause()  # never returns, because this process handles no signals
-            if fault in ("SLEEP", "WORK"):
-                sequence.fault = None
-                (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
         params, prompt = request.sampling_params, request.prompt.token_ids
         if request.pooling_params is not None:
             return TokenOutput(
@@ -246,27 +235,16 @@ class EchoBackend(Backend):
                 finish_reason=FinishReason.EOS_TOKEN,
                 embedding=pooled(request.prompt, request.pooling_params),
             )
-        forced = sequence.forced
-        ends = (
-            forced is None
-            and sequence.repeated == len(prompt)
-            and not params.ignore_eos
-            and sequence.produced >= params.min_tokens
-            and self._eos_token_id is not None
-        )
-        if forced is not None:
-            token_id = forced
-        elif ends and self._eos_token_id is not None:
-            token_id = self._eos_token_id
-        else:
+        token_id, finish_reason = sequence.forced, None
+        if token_id is None:
             token_id = prompt[sequence.repeated % len(prompt)]
+            is_repeated = sequence.repeated == len(prompt) and sequence.produced >= params.min_tokens
+            if is_repeated and not params.ignore_eos and self._eos_token_id is not None:
+                token_id, finish_reason = self._eos_token_id, FinishReason.EOS_TOKEN
         sequence.record(token_id)
-        finish_reason = None
-        if ends:
-            finish_reason = FinishReason.EOS_TOKEN
-        elif token_id in params.stop_token_ids and sequence.produced >= params.min_tokens:
+        if finish_reason is None and token_id in params.stop_token_ids and sequence.produced >= params.min_tokens:
             finish_reason = FinishReason.STOP_SEQUENCE
-        elif sequence.produced >= sequence.max_tokens:
+        elif finish_reason is None and sequence.produced >= sequence.max_tokens:
             finish_reason = FinishReason.LENGTH
         top = params.logprobs
         prompt_logprobs, prompt_top_logprobs = self._prompt_logprobs(sequence)
@@ -279,6 +257,22 @@ class EchoBackend(Backend):
             prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
         )
+
+    def _hangs(self, sequence: _Sequence, fault: str) -> bool:
+        """Do what the prompt asked for. Returns True if the sequence gets no more tokens."""
+        match fault:
+            case "DIE":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "CRASH":
+                raise RuntimeError("the echo backend crashed, as the prompt asked")
+            case "MUTE":
+                self._mute = True
+            case "GRIP":
+                ctypes.PyDLL(None).pause()  # never returns, because this process handles no signals
+            case "SLEEP" | "WORK":
+                sequence.fault = None
+                (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
+        return fault in ("HANG", "MUTE")
 
     def _top(self, token_id: int, count: int) -> list[tuple[int, float]]:
         others = [(token_id + step) % self._capabilities.vocab_size for step in range(1, count)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from backends import registry
@@ -39,7 +40,13 @@ from lmi_handlers.preflight.checks import (
     preview_shadow,
     warnings,
 )
-from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, model_environ, read_store
+from lmi_handlers.preflight.configuration import (
+    AnsweredBy,
+    Configuration,
+    examine_configuration,
+    model_environ,
+    read_store,
+)
 from lmi_handlers.preflight.pages import shown_pages
 
 
@@ -94,65 +101,74 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
         configuration = examine_configuration(environ)
     except ConfigError as error:
         fail(str(error))
-    selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
-    try:
-        check_port(configuration.settings.host, configuration.settings.port)
-    except PortTaken as error:
-        found.append(f"{error}: `lmi serve` starts once it is free")
-    except ConfigError as error:
-        causes.append(str(error))
-    download, certain, shadow = "", True, ""
-    try:
-        if not causes:
+    with _added_to(causes):
+        try:
+            check_port(configuration.settings.host, configuration.settings.port)
+        except PortTaken as error:
+            found.append(f"{error}: `lmi serve` starts once it is free")
+    previews: list[str] = []
+    if not causes:
+        with _added_to(causes):
             shown_pages(configuration.settings, configuration.properties, environ)
             download, certain = preview_download(configuration, environ)
+            (previews if certain else found).append(download)
             shadow = preview_shadow(configuration, environ)
-    except ConfigError as error:
-        causes.append(str(error))
-    if not certain:
-        found.append(download)
+            previews += (preview_precision(configuration), shadow)
     if found:
         show("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
     is_own_code = configuration.answered_by is AnsweredBy.OWN_CODE
-    where = "by its own code" if is_own_code else f"on backend {selection.name}"
-    show(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
-    if download and certain:
-        show(f"{download}\n")
-    if not causes and (precision := preview_precision(configuration)):
-        show(f"{precision}\n")
-    if shadow:
-        show(f"{shadow}\n")
-    if configuration.chat_streams:
-        show(f"{configuration.chat_streams}\n")
-    show(render_settings(loaded, configuration.backend, show_all=show_all), end="")
+    where = "by its own code" if is_own_code else f"on backend {configuration.selection.name}"
+    title = f"Model {configuration.properties.name} {where}: {configuration.selection.reason}"
+    for line in filter(None, (title, *previews, configuration.chat_streams)):
+        show(f"{line}\n")
+    show(render_settings(configuration.loaded, configuration.backend, show_all=show_all), end="")
     if server:
         show(f"\n{server}", end="")
-    try:
-        if not causes:
-            check_engine(configuration)
-            check_tokenizer(configuration, environ, runs_code=runs_code)
-            if configuration.shadow is not None:
-                check_engine(configuration.shadow)
-            resources, has_answered = preview_resources(configuration)
-            if resources:
-                show(f"\n{resources}" if has_answered else f"\nWarning: {resources}")
-            if runs_code and configuration.formatters is not None:
-                check_formatters(configuration)
-                paths = dict.fromkeys(script.path for script in configuration.formatters.scripts)
-                show(f"\nThe formatters in {', '.join(paths)} were loaded.")
-    except ConfigError as error:
-        causes.append(str(error))
-    if runs_code and is_own_code and is_s3(configuration.properties.model_id):
-        show("\nThe model's own code was not loaded, because that would download the model: lmi run loads it.")
-    elif not causes and runs_code and is_own_code and configuration.custom_code is not None:
-        causes += _load(configuration.custom_code, configuration.properties)
+    if not causes:
+        with _added_to(causes):
+            _check_loading(configuration, environ, runs_code=runs_code)
+    if runs_code and is_own_code:
+        causes += _own_code_causes(configuration, is_valid=not causes)
     if not runs_code and (is_own_code or configuration.formatters):
         show("\nThe model's own code was not loaded (--no-code).")
     if causes:
         fail(*causes)
-    if loaded.unknown_names(configuration.backend):
+    if configuration.loaded.unknown_names(configuration.backend):
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _added_to(causes: list[str]) -> Iterator[None]:
+    """Add the error that ends the block to the causes for which the model cannot be served."""
+    try:
+        yield
+    except ConfigError as error:
+        causes.append(str(error))
+
+
+def _check_loading(configuration: Configuration, environ: Mapping[str, str], *, runs_code: bool) -> None:
+    """Check as much of the engine as can be checked without loading the model. Raises `ConfigError`."""
+    check_engine(configuration)
+    check_tokenizer(configuration, environ, runs_code=runs_code)
+    if configuration.shadow is not None:
+        check_engine(configuration.shadow)
+    resources, has_answered = preview_resources(configuration)
+    if resources:
+        show(f"\n{resources}" if has_answered else f"\nWarning: {resources}")
+    if runs_code and configuration.formatters is not None:
+        check_formatters(configuration)
+        paths = dict.fromkeys(script.path for script in configuration.formatters.scripts)
+        show(f"\nThe formatters in {', '.join(paths)} were loaded.")
+
+
+def _own_code_causes(configuration: Configuration, *, is_valid: bool) -> list[str]:
+    """Load the model's own code if that can be done here, and return the error if that fails."""
+    if is_s3(configuration.properties.model_id):
+        show("\nThe model's own code was not loaded, because that would download the model: lmi run loads it.")
+    elif is_valid and configuration.custom_code is not None:
+        return _load(configuration.custom_code, configuration.properties)
+    return []
 
 
 def translate(server: str, command: str) -> str:

@@ -18,10 +18,12 @@ import msgspec
 from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, needs_weights, select_backend
+from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
 from lmi_handlers.core.errors import ConfigError, EngineDead, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.core.thinking import ThinkingMarks
 from lmi_handlers.engine.adapter_formatters import AdapterFormatters
 from lmi_handlers.engine.adapter_manager import AdapterManager
 from lmi_handlers.engine.adapter_registry import RegisteredAdapter, read_registry
@@ -43,6 +45,7 @@ from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 from lmi_handlers.model_files.weights_digest import model_digest
 from lmi_handlers.text.bundle import (
+    TextBundle,
     build_byte_bundle,
     build_text_bundle,
     check_sampling_defaults,
@@ -170,64 +173,17 @@ def _load(
     report(LoadPhase.IMPORTING)
     backend_class = load_backend_class(selection.name, pools=properties.pools)
     backend = declaration(selection.name)
-    model_path: Path | None = None
     if not backend.takes_gguf:
         gguf_file = None
     check_format(backend, gguf_file, properties)
-    if gguf_file is not None:
-        report(LoadPhase.MODEL)
-        model_path = prepare_gguf(gguf_file, cache_dir, report)
-    elif backend.needs_model or properties.model_id is not None:
-        report(LoadPhase.MODEL)
-        model_path = resolve_model(
-            properties.model_id,
-            model_dir=model_dir,
-            revision=properties.revision,
-            cache_dir=cache_dir,
-            report=report,
-            allow_pickle=properties.allow_pickle,
-            weights=backend.needs_weights,
-        )
-        if backend.needs_weights:
-            check_weights(model_path, properties)
+    model_path = _model_path(backend, gguf_file, properties, report)
     if model_path is not None and properties.generation_config == "auto":
         check_sampling_defaults(model_path)
     if properties.trust_remote_code:
         withhold_credentials()
     report(LoadPhase.TOKENIZER)
-    template = None
-    if properties.chat_template is not None:
-        template = read_chat_template(properties.chat_template, model_dir)
-    if model_path is None:
-        bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)
-    elif gguf_file is not None:
-        bundle = copy_text_bundle(
-            model_path,
-            settings.bundle_dir,
-            chat_template=template,
-            content_format=properties.chat_template_content_format,
-        )
-    else:
-        bundle = build_text_bundle(
-            model_path,
-            settings.bundle_dir,
-            trust_remote_code=properties.trust_remote_code,
-            chat_template=template,
-            content_format=properties.chat_template_content_format,
-        )
-    if bundle.warning:
-        logger.warning(bundle.warning)
-    if settings.shadow_of and (cause := difference(Path(settings.shadow_of), settings.bundle_dir)):
-        raise ConfigError(f"option.shadow_model: {cause}")
-    # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
-    reasoning = choose_reasoning_format(
-        bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning
-    )
-    thinking = None
-    if reasoning is not None:
-        thinking = thinking_marks(reasoning, Tokenizer(settings.bundle_dir, bundle), bundle.vocab_size)
-    if properties.thinking_token_budget is not None and thinking is None:
-        raise ConfigError(f"option.thinking_token_budget {NO_MARKS}")
+    bundle = _build_bundle(settings, model_path, is_gguf=gguf_file is not None)
+    thinking = _thinking_marks(settings, bundle)  # checked before the weights are loaded
     report.bundle = settings.bundle_dir
     report(LoadPhase.WEIGHTS)
     adapters = _still_served(find_adapters(properties, model_path), Path(settings.runtime_dir))
@@ -250,6 +206,77 @@ def _load(
             raise
         logger.warning("backend selected", extra={"backend": FALLBACK, "reason": str(error)})
         return load_backend_class(FALLBACK).load(files, properties, report), files
+
+
+def _model_path(
+    backend: BackendDeclaration, gguf_file: Path | None, properties: ServingProperties, report: LoadReport
+) -> Path | None:
+    """Return the folder with the model's files, None if the backend generates without a model."""
+    if gguf_file is None and not backend.needs_model and properties.model_id is None:
+        return None
+    report(LoadPhase.MODEL)
+    cache_dir = default_cache_dir(os.environ)
+    if gguf_file is not None:
+        return prepare_gguf(gguf_file, cache_dir, report)
+    path = resolve_model(
+        properties.model_id,
+        model_dir=Path(properties.model_dir) if properties.model_dir else None,
+        revision=properties.revision,
+        cache_dir=cache_dir,
+        report=report,
+        allow_pickle=properties.allow_pickle,
+        weights=backend.needs_weights,
+    )
+    if backend.needs_weights:
+        check_weights(path, properties)
+    return path
+
+
+def _build_bundle(settings: EngineSettings, model_path: Path | None, *, is_gguf: bool) -> TextBundle:
+    """Write the files that web workers read, and return what they hold."""
+    properties = settings.properties
+    template = None
+    if properties.chat_template is not None:
+        template = read_chat_template(
+            properties.chat_template, Path(properties.model_dir) if properties.model_dir else None
+        )
+    content_format = properties.chat_template_content_format
+    if model_path is None:
+        bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)
+    elif is_gguf:
+        bundle = copy_text_bundle(
+            model_path, settings.bundle_dir, chat_template=template, content_format=content_format
+        )
+    else:
+        bundle = build_text_bundle(
+            model_path,
+            settings.bundle_dir,
+            trust_remote_code=properties.trust_remote_code,
+            chat_template=template,
+            content_format=content_format,
+        )
+    if bundle.warning:
+        logger.warning(bundle.warning)
+    if settings.shadow_of and (cause := difference(Path(settings.shadow_of), settings.bundle_dir)):
+        raise ConfigError(f"option.shadow_model: {cause}")
+    return bundle
+
+
+def _thinking_marks(settings: EngineSettings, bundle: TextBundle) -> ThinkingMarks | None:
+    """Return the marks around the model's thoughts, None if it is not known to think. Raises `ConfigError`.
+
+    Only the template tells whether `option.enable_reasoning` alone is enough.
+    """
+    properties = settings.properties
+    reasoning = choose_reasoning_format(
+        bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning
+    )
+    marks = None
+    if reasoning is not None:
+        marks = thinking_marks(reasoning, Tokenizer(settings.bundle_dir, bundle), bundle.vocab_size)
+    if marks is None and properties.thinking_token_budget is not None:
+        raise ConfigError(f"option.thinking_token_budget {NO_MARKS}")
+    return marks
 
 
 def _stand_back() -> None:
