@@ -22,7 +22,7 @@ from lmi_handlers.apis.openai.transcriptions import NO_SPEECH, SpeechApi
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import document_routes, server_routes
-from lmi_handlers.config.custom_code import REGISTER
+from lmi_handlers.config.custom_code import REGISTER, CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
 from lmi_handlers.config.tasks import SPEECH
@@ -152,6 +152,16 @@ class StoreRoutes(NamedTuple):
         return list({(route.method, route.path): route for route in routes}.values())
 
 
+class _Parts(NamedTuple):
+    """The model, and what its application is made from. `absent` says why some routes do not exist."""
+
+    model: Served
+    routes: Sequence[Route]
+    documentation: Sequence[Documentation]
+    apis: Iterable[Api]
+    absent: Mapping[str, str]
+
+
 def model_app(
     configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies, front: StoreRoutes | None = None
 ) -> ModelApp:
@@ -167,63 +177,64 @@ def model_app(
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_bodies"] = bodies
     access = _access(settings, properties)
-    workers = _workers(settings, properties)
-    model: Served
-    own: Sequence[Route]
-    documentation: Sequence[Documentation] = ()
-    served_apis: Iterable[Api] = ()
-    absent: Mapping[str, str] = {}
-    if configuration.custom_code is not None:
-        model = CustomModel(properties, socket_paths[0])
-        own = custom_code_routes(
-            properties,
-            root=configuration.answered_by is AnsweredBy.TASK,
-            adapters=REGISTER in configuration.custom_code.adapter_functions,
-        )
-        documentation = (CODE_DOCUMENTATION,)
-        if configuration.answered_by is AnsweredBy.TASK and configuration.custom_code.function == SPEECH:
-            speech = SpeechApi(Context(properties=properties))
-            own, documentation = [*own, *speech.routes()], (CODE_DOCUMENTATION, speech.documentation)
-            served_apis = (speech,)
+    own_code = configuration.custom_code
+    if own_code is None:
+        parts = _parts_of_engine(configuration, socket_paths)
     else:
-        has_formatters = configuration.formatters is not None
-        formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
-        model = generating = ServedModel(
-            properties,
-            socket_paths,
-            formatters,
-            given_key(os.environ),  # a secret, like the API key
-        )
-        apis = ServedApis(
-            Context(
-                properties=properties,
-                facts=lambda: generating.facts,
-                sampled_defaults=configuration.backend.sampled_defaults,
-                workers=workers,
-            )
-        )
-        own, documentation, served_apis = apis.routes(), apis.documentation(), apis.apis.values()
-        absent = {**apis.absent, **NO_SPEECH}
-    app.model = app.extensions["lmi_model"] = model
+        parts = _parts_of_code(configuration, own_code, socket_paths[0])
+    model = app.model = app.extensions["lmi_model"] = parts.model
 
     @cache
     def document(manages: bool) -> bytes:
         return openapi_document(
             front.over(routes, manages=manages),
-            [*documentation, MODELS_DOCUMENTATION],
+            [*parts.documentation, MODELS_DOCUMENTATION],
             properties,
             has_api_key=access.has_key,
             checks_names=access.checks_names,
         )
 
-    routes = [*own, *server_routes(lambda: document(front.may_manage()), properties)]
+    routes = [*parts.routes, *server_routes(lambda: document(front.may_manage()), properties)]
     add_routes(app, routes, model, properties)
     if isinstance(model, ServedModel):
         add_start_page(app, model)
-    app.register_error_handler(HTTPException, FrontEndErrors(served_apis, absent).answer)
+    app.register_error_handler(HTTPException, FrontEndErrors(parts.apis, parts.absent).answer)
     access.install(app)
     model.start()
     return app
+
+
+def _parts_of_engine(configuration: Configuration, socket_paths: Sequence[Path]) -> _Parts:
+    properties = configuration.properties
+    has_formatters = configuration.formatters is not None
+    model = ServedModel(
+        properties,
+        socket_paths,
+        FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None,
+        given_key(os.environ),  # a secret, like the API key
+    )
+    served = ServedApis(
+        Context(
+            properties=properties,
+            facts=lambda: model.facts,
+            sampled_defaults=configuration.backend.sampled_defaults,
+            workers=_workers(configuration.settings, properties),
+        )
+    )
+    absent = {**served.absent, **NO_SPEECH}
+    return _Parts(model, served.routes(), served.documentation(), served.apis.values(), absent)
+
+
+def _parts_of_code(configuration: Configuration, code: CustomCode, socket_path: Path) -> _Parts:
+    properties = configuration.properties
+    is_task = configuration.answered_by is AnsweredBy.TASK
+    routes = custom_code_routes(properties, root=is_task, adapters=REGISTER in code.adapter_functions)
+    model = CustomModel(properties, socket_path)
+    if not (is_task and code.function == SPEECH):
+        return _Parts(model, routes, (CODE_DOCUMENTATION,), (), {})
+    speech = SpeechApi(Context(properties=properties))
+    documentation = (CODE_DOCUMENTATION, speech.documentation)
+    return _Parts(model, [*routes, *speech.routes()], documentation, (speech,), {})
 
 
 def store_app(configuration: StoreConfiguration) -> Dispatcher:
