@@ -16,7 +16,15 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.tasks.loading import load_processor
 from lmi_handlers.tasks.task import Parameters, Task
-from lmi_handlers.tasks.whisper import COLDEST, LANGUAGES, MAX_PIECES, SpokenPiece, Wanted, Whisper
+from lmi_handlers.tasks.whisper import (
+    COLDEST,
+    LANGUAGES,
+    MAX_PIECES,
+    SpokenPiece,
+    Wanted,
+    Whisper,
+    check_generation_config,
+)
 from lmi_handlers.text.checkpoint_tokenizer import load_library_tokenizer
 
 MAX_PROMPT = 10000
@@ -78,8 +86,7 @@ class SpeechRecognition(Task):
         model = load_model(path, properties, lambda _config: AutoModelForSpeechSeq2Seq)
         if model.config.model_type != "whisper":
             raise ConfigError(f"option.task={name} needs a Whisper model, but {path} has a {type(model).__name__}")
-        if getattr(model.generation_config, "no_timestamps_token_id", None) is None:
-            raise ConfigError(f"option.model_id: generation_config.json in {path} has no no_timestamps_token_id")
+        check_generation_config(model)
         return cls(Whisper(model, extractor, tokenizer))
 
     def items(self, inputs: object) -> tuple[list[Any], bool]:

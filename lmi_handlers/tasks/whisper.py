@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE, _combine_tokens_into_words
 
 from backends.sounds import Samples
-from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest
+from lmi_handlers.core.errors import ClientDisconnected, ConfigError, InvalidRequest
 
 PIECE_SECONDS = 30
 """Length of what the models take."""
@@ -87,6 +88,41 @@ class _Part(NamedTuple):
     sound: int
     start: float
     samples: Samples
+
+
+class _GenerationConfig(msgspec.Struct, frozen=True):
+    """The fields of generation_config.json that transcription relies on, with OpenAI's types."""
+
+    decoder_start_token_id: int
+    eos_token_id: int
+    no_timestamps_token_id: int
+    is_multilingual: bool | None = None
+    lang_to_id: dict[str, int] | None = None
+    task_to_id: dict[str, int] | None = None
+    alignment_heads: list[tuple[int, int]] | None = None
+
+
+def check_generation_config(model: Any) -> None:
+    """Raise `ConfigError` unless generation_config.json has all that transcription needs, and only of this model."""
+    config = model.config
+    try:
+        found = msgspec.convert(model.generation_config.to_dict(), _GenerationConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"option.model_id: generation_config.json: {error}") from error
+    token_ids = [(name, getattr(found, name)) for name in found.__struct_fields__ if name.endswith("_token_id")]
+    for name in ("lang_to_id", "task_to_id"):
+        token_ids += [(f"{name}.{token}", token_id) for token, token_id in (getattr(found, name) or {}).items()]
+    for name, token_id in token_ids:
+        if not 0 <= token_id < config.vocab_size:
+            raise ConfigError(
+                f"option.model_id: generation_config.json: {name} is {token_id}, but the model has {config.vocab_size} tokens"
+            )
+    for layer, head in found.alignment_heads or ():
+        if not (0 <= layer < config.decoder_layers and 0 <= head < config.decoder_attention_heads):
+            raise ConfigError(
+                f"option.model_id: generation_config.json: alignment_heads has {[layer, head]}, but the decoder has "
+                f"{config.decoder_layers} layers with {config.decoder_attention_heads} heads"
+            )
 
 
 class Whisper:

@@ -6,22 +6,23 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from facts import says
+from facts import raises, says
 from task_handlers import TaskLoader, answers, as_json, ask, encoded, of_type, value_of, wav
 from tiny_whisper import RATE, sound
 
-from lmi_handlers.core.errors import ClientDisconnected
+from lmi_handlers.core.errors import ClientDisconnected, ConfigError
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.tasks.handler import TaskHandler
 from lmi_handlers.tasks.task import MAX_ITEMS
-from lmi_handlers.tasks.whisper import PIECE_SECONDS, split
+from lmi_handlers.tasks.whisper import PIECE_SECONDS, check_generation_config, split
 
 SHORT = sound(3)
 LONG = sound(70, seed=4)
@@ -205,3 +206,32 @@ def test_an_english_model_without_word_times(tmp_path: Path) -> None:
     assert says(found[2], "parameters.language: English")
     assert says(found[3], "parameters.task: English")
     assert says(found[4], "parameters.return_timestamps: alignment_heads")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"no_timestamps_token_id": None},
+        {"no_timestamps_token_id": 10**6},
+        {"lang_to_id": {"<|de|>": -1}},
+        {"lang_to_id": ["<|de|>"]},
+        {"task_to_id": {"transcribe": "<|transcribe|>"}},
+        {"alignment_heads": [[2, 0]]},
+        {"alignment_heads": [[0]]},
+    ],
+)
+def test_a_broken_generation_config_is_refused_when_the_model_is_loaded(changes: dict[str, Any]) -> None:
+    fields = {
+        "decoder_start_token_id": 1,
+        "eos_token_id": 0,
+        "no_timestamps_token_id": 4,
+        "is_multilingual": True,
+        "lang_to_id": {"<|de|>": 2},
+        "task_to_id": {"transcribe": 3},
+        "alignment_heads": [[1, 0]],
+    }
+    config = transformers.WhisperConfig(vocab_size=5, decoder_layers=2, decoder_attention_heads=1)
+    check_generation_config(SimpleNamespace(config=config, generation_config=transformers.GenerationConfig(**fields)))
+    broken: Any = transformers.GenerationConfig(**(fields | changes))
+    with raises(ConfigError, next(iter(changes))):
+        check_generation_config(SimpleNamespace(config=config, generation_config=broken))
