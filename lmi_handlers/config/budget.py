@@ -200,7 +200,9 @@ def _check_token_ids(budget: Budget, field: str, value: list[int] | dict[int, fl
     _check_count(field, value, budget.max_token_ids, "token ids", "max_token_ids")
 
 
-def _check_messages(budget: Budget, field: str, value: list[Any]) -> None:
+def _check_messages(budget: Budget, field: str, value: str | list[Any]) -> None:
+    if isinstance(value, str):  # a single document
+        return
     _check_count(field, value, budget.max_messages, "items", "max_messages")
     parts = sum(len(item.content) for item in value if isinstance(getattr(item, "content", None), list))
     if parts > budget.max_content_parts:

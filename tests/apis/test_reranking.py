@@ -164,6 +164,12 @@ def test_rerank_truncates_pairs(server: Server) -> None:
         assert answer["usage"]["prompt_tokens"] == (40 if keep == -1 else keep)
 
 
+@pytest.mark.parametrize(("path", "name"), [("/v1/rerank", "query"), ("/score", "queries")])
+def test_a_single_long_document_is_one_document(server: Server, path: str, name: str) -> None:
+    body = {name: QUERY, "documents": "z" * 3000, "truncate_prompt_tokens": -1}
+    assert server.invoke(body, path=path).json()["usage"]["prompt_tokens"] == 40
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field", "cause"),
     [

@@ -16,7 +16,7 @@ from formatters.aleph_alpha.errors import error_document
 from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
-from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
+from lmi_handlers.apis.openai.dialect import ChatDialect, status_of
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.parameters import Param, values_of
 from lmi_handlers.config.budget import Budget
@@ -80,11 +80,10 @@ class AlephAlphaDialect(ChatDialect):
         )
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, AlephAlphaBody)
+        body, ignored = self._decoded(payload, AlephAlphaBody)
         for name in REJECTED:
             if name in ignored:
                 raise UnsupportedFeature("is not supported by this route", field=name)
-        self._budget.check_fields(body)
         _check_order([message.role for message in body.messages])
         return self.parsed(payload, body.chat(), ignored)
 

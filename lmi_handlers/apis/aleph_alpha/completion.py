@@ -16,7 +16,7 @@ from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
-from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length
 from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
 from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature, aliased
 from lmi_handlers.core.request import GenerationRequest, Prompt
@@ -170,8 +170,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
     error_type = AlephAlphaError
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, AlephAlphaCompletionBody)
-        self._budget.check_fields(body)
+        body, ignored = self._decoded(payload, AlephAlphaCompletionBody)
         if not isinstance(body.prompt, str):
             self._budget.check_parts("prompt", body.prompt)
         facts = self._facts()

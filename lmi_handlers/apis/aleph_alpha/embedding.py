@@ -21,7 +21,7 @@ from lmi_handlers.apis.aleph_alpha.chat import error_response
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaPrompt, joined_prompt
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.embedding_prompts import embedding_prompts
-from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import GenerationRequest
@@ -69,7 +69,6 @@ class _EmbedDialect(OpenAIDialect):
         field: str,
     ) -> Parsed:
         facts = self._facts()
-        self._budget.check_fields(body)
         adapter = self._adapter(body.model, payload)
         prefix = "" if body.representation == "symmetric" else facts.prompts.get(body.representation, "")
         request = GenerationRequest(
@@ -89,7 +88,7 @@ class SemanticEmbedDialect(_EmbedDialect):
     """Dialect of `/semantic_embed`: one prompt."""
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, SemanticEmbedBody)
+        body, ignored = self._decoded(payload, SemanticEmbedBody)
         if not isinstance(body.prompt, str):
             self._budget.check_parts("prompt", body.prompt)
         contents = [joined_prompt(body.prompt, "prompt")]
@@ -100,7 +99,7 @@ class BatchSemanticEmbedDialect(_EmbedDialect):
     """Dialect of `/batch_semantic_embed`: several prompts."""
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, BatchSemanticEmbedBody)
+        body, ignored = self._decoded(payload, BatchSemanticEmbedBody)
         if not body.prompts:
             raise InvalidRequest("must not be empty", field="prompts")
         self._budget.check_sequences("prompts", len(body.prompts), 1)

@@ -17,7 +17,6 @@ from lmi_handlers.apis.openai.dialect import (
     STATUS,
     OpenAIDialect,
     check_length,
-    decode_body,
     status_of,
 )
 from lmi_handlers.core.capabilities import Capabilities
@@ -35,8 +34,7 @@ class InfillDialect(OpenAIDialect):
     error_type = LlamaCppError
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, InfillBody)
-        self._budget.check_fields(body)
+        body, ignored = self._decoded(payload, InfillBody)
         extra = body.input_extra or []
         self._budget.check_items("input_extra", extra)
         facts = self._facts()

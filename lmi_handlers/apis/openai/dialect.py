@@ -117,6 +117,12 @@ class OpenAIDialect(Dialect):
         """Return headers that keep proxies from buffering a stream."""
         return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
 
+    def _decoded(self, payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
+        """Return the body, which is within the budget, and the names of its ignored fields. Raises `InvalidRequest`."""
+        body, ignored = decode_body(payload, kind)
+        self._budget.check_fields(body)
+        return body, ignored
+
     def _request(
         self,
         payload: Payload,
@@ -292,8 +298,7 @@ class CompletionsDialect(OpenAIDialect):
         self._stream_formatters = {kind.content_type: kind for kind in stream_formatters}
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, CompletionBody)
-        self._budget.check_fields(body)
+        body, ignored = self._decoded(payload, CompletionBody)
         self._budget.check_sequences("prompt", num_prompts(body.prompt), 1)
         prompts, count = split_prompts(body.prompt, "prompt"), body.num_logprobs
         stop_token_ids = body.stop_token_ids

@@ -14,7 +14,7 @@ import msgspec
 from formatters.openai.embeddings import EmbeddingListFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
-from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import GenerationRequest, Prompt
@@ -47,8 +47,7 @@ class EmbeddingsDialect(OpenAIDialect):
         self._normalize = normalize
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, EmbeddingsBody)
-        self._budget.check_fields(body)
+        body, ignored = self._decoded(payload, EmbeddingsBody)
         self._budget.check_sequences("input", num_prompts(body.input), 1)
         truncate = body.truncate_prompt_tokens
         adapter = self._adapter(body.model, payload)

@@ -11,7 +11,7 @@ import msgspec
 from formatters.vllm.pooling import ClassifyFormatter, PooledFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
-from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.pooling_params import PoolingParams
@@ -72,7 +72,6 @@ class PoolingDialect(OpenAIDialect):
         *,
         side: Side = "right",
     ) -> Parsed:
-        self._budget.check_fields(body)
         truncate = body.truncate_prompt_tokens
         request = GenerationRequest(
             request_id=payload.request_id,
@@ -110,7 +109,7 @@ class ClassifyDialect(PoolingDialect):
     """Dialect of `/classify`."""
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, ClassifyBody)
+        body, ignored = self._decoded(payload, ClassifyBody)
         labels = self._facts().capabilities.labels
         formatter = partial(ClassifyFormatter, model=self._model_name(body.model), labels=labels)
         return self._input(payload, body, ignored, classified(body), formatter)
@@ -125,7 +124,7 @@ class PoolDialect(PoolingDialect):
         self._tasks: tuple[PoolingTaskName, ...] = ("classify",) if ranks else ("embed", "token_embed")
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, PoolingBody)
+        body, ignored = self._decoded(payload, PoolingBody)
         task = body.task or self._tasks[0]
         if task not in self._tasks:
             raise InvalidRequest(f"must be {' or '.join(self._tasks)} with this model, got {task!r}", field="task")

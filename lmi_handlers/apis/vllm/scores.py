@@ -12,7 +12,6 @@ import msgspec
 
 from formatters.vllm.scores import RerankFormatter, ScoreFormatter
 from lmi_handlers.apis.base import Payload
-from lmi_handlers.apis.openai.dialect import decode_body
 from lmi_handlers.apis.text_pairs import check_cross_encoder, query_pairs
 from lmi_handlers.apis.vllm.pooling import PoolingDialect, PoolingFields, classified
 from lmi_handlers.core.errors import InvalidRequest
@@ -70,10 +69,11 @@ class RerankDocumentsDialect(_ScoresDialect):
     """Dialect of `/v1/rerank` and `/v2/rerank`, and of bodies with `documents` on the invoke routes."""
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, RerankDocumentsBody)
+        body, ignored = self._decoded(payload, RerankDocumentsBody)
         given = [body.documents] if isinstance(body.documents, str) else body.documents
         documents = [item if isinstance(item, str) else item.text for item in given]
-        prompts = query_pairs(body.query, documents, payload.adapter, budget=self._budget, field="documents")
+        adapter = self._adapter(body.model, payload)
+        prompts = query_pairs(body.query, documents, adapter, budget=self._budget, field="documents")
         formatter = partial(
             RerankFormatter,
             model=self._model_name(body.model),
@@ -87,15 +87,16 @@ class ScoreDialect(_ScoresDialect):
     """Dialect of `/score`, and of bodies with `text_1` on the invoke routes."""
 
     def parse(self, payload: Payload) -> Parsed:
-        body, ignored = decode_body(payload, ScoreBody)
+        body, ignored = self._decoded(payload, ScoreBody)
         (name, first), (other, second) = _two_fields(body)
         if not first:
             raise InvalidRequest("must not be empty", field=name)
+        adapter = self._adapter(body.model, payload)
         if len(first) == 1:
-            prompts = query_pairs(first[0], second, payload.adapter, budget=self._budget, field=other)
+            prompts = query_pairs(first[0], second, adapter, budget=self._budget, field=other)
         elif len(first) == len(second):
             self._budget.check_sequences(other, len(second), 1)
-            prompts = tuple(Prompt(TextPair(*pair), payload.adapter) for pair in zip(first, second, strict=True))
+            prompts = tuple(Prompt(TextPair(*pair), adapter) for pair in zip(first, second, strict=True))
         else:
             raise InvalidRequest(f"must have one text, or as many as {other} ({len(second)})", field=name)
         formatter = partial(ScoreFormatter, model=self._model_name(body.model))
