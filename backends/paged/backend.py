@@ -155,9 +155,9 @@ class PagedBackend(Backend):
         )
 
     def warm_up(self) -> None:
-        """Compute a prompt and a token, so that the first request need not wait for what is made on first use.
+        """Compute a prompt and a token, so that the first request need not wait for caches to be filled.
 
-        The second time tells how long either takes. Does nothing if prompts cannot be computed in parts.
+        Both are done twice, and the second time is measured. Does nothing if prompts cannot be computed in parts.
         """
         if not self._runner.takes_partial_prompts:
             return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 class BlockPool:
     """Counts the users of each block, and finds full blocks by the tokens in them.
 
-    A block that nobody uses keeps its contents until it is needed for other tokens; those unused for longest go first.
+    A free block keeps its contents until it is needed for other tokens. The least recently used ones go first.
     So a later sequence with the same beginning need not compute it again. Blocks without such contents are used before
     those, first the ones that take memory, then the lowest-numbered, because neighbours share pages. `clock` returns
     seconds. Not thread-safe.

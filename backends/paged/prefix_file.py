@@ -107,7 +107,7 @@ class PrefixFile:
             os.pwrite(self._file, struct.pack("<Q", self._clock), self._start_of(slot) + len(digest))
 
     def write(self, digest: bytes, block: bytes) -> None:
-        """Keep a block, in place of the one that was not used for longest if the file is full. Raises `OSError`."""
+        """Keep a block, in place of the least recently used one if the file is full. Raises `OSError`."""
         if digest in self._slots or len(block) != self._block_bytes:
             return
         slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]

@@ -303,7 +303,7 @@ class Scheduler:
         """Yield the sequences with prompts to compute: the one that came first, then those with the least left.
 
         A waiting sequence is started when it is yielded. If the one that came first has to wait for free blocks, no
-        other is started, so that it gets them. If it has to wait for another one, that one takes its place.
+        other is started, so that it gets them. If it has to wait for the prefix of another one, that one goes first.
         """
         order = sorted([*self._unfinished(), *self._waiting], key=self._arrival)
         order[1:] = sorted(order[1:], key=lambda sequence: sequence.num_left)

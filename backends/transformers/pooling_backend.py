@@ -87,7 +87,7 @@ class PoolingBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> PoolingBackend:
-        """Load the weights from `model.path`, and what to compute from the files beside them."""
+        """Load the weights from `model.path`. The files beside them tell what to compute."""
         if model.path is None:
             raise ConfigError("option.model_id: the transformers backend needs a model")
         report(LoadPhase.WEIGHTS)

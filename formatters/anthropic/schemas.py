@@ -98,7 +98,7 @@ class NewText(Response, tag_field="type", tag="text_delta"):
 
 
 class NewThinking(Response, tag_field="type", tag="thinking_delta"):
-    """The next piece of what the model thinks."""
+    """The next piece of the model's thoughts."""
 
     thinking: str
 

@@ -1,4 +1,4 @@
-"""OpenAI's answers with what is said in a sound. Source: OpenAI's API reference."""
+"""OpenAI's transcriptions. Source: OpenAI's API reference."""
 
 from __future__ import annotations
 

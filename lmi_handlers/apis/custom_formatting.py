@@ -122,7 +122,7 @@ def _adapter_of(payload: Payload) -> str | None:
 
 
 def _parameters(payload: Payload) -> dict[str, object]:
-    """Return the parameters of a body: LMI's object of them, or else all fields but the prompt."""
+    """Return the parameters of a body: the object `parameters` of LMI, or in other APIs all fields except the prompt."""
     if payload.content_type == "text/plain":
         return {}
     fields = payload.fields

@@ -72,9 +72,9 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
                            backend for the others
         `defaults`         its defaults for shared options that have none, for the documentation
         `without_effect`   names of options that it accepts for LMI's sake -> why they have no effect
-        `remote`           options, with values of which the engine computes on the machines of a cluster
-        `precision`        location of a function that chooses what is computed in, `(ServingProperties, GgufHeader or
-                           None) -> (type, reason)`, for `lmi check`; its module must not import the engine
+        `remote`           option -> the value with which the engine computes on the machines of a cluster
+        `precision`        location of a function that chooses the number type of the computation for `lmi check`,
+                           `(ServingProperties, GgufHeader or None) -> (type, reason)`; its module must not import the engine
         `passes_options`   options that it does not read are passed to the engine, which checks them
                            (`passed_on`, `Backend.check_options`)
         `checks_options`   `lmi check` calls `Backend.check_options` for other reasons

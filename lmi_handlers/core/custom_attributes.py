@@ -30,7 +30,7 @@ _CANNOT_ECHO = re.compile(r"[^\x20-\x3a\x3c-\x7e]")
 
 
 def list_keys(text: str) -> tuple[str, ...]:
-    """Return the keys in a comma-separated list. Raises `ValueError` for what cannot be a key."""
+    """Return the keys in a comma-separated list. Raises `ValueError` for an invalid key."""
     keys = tuple(key.strip() for key in text.split(",") if key.strip())
     for key in keys:
         if not _KEY.fullmatch(key):

@@ -1,4 +1,4 @@
-"""Counters of what a request uses of the engine, and of what others have paid."""
+"""Counts a request's share of the engine, and the share that others have paid for."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class StoreRoutes(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """The model, and what its application is made from. `absent` says why some routes do not exist."""
+    """A model and the parts of its application. `absent` says why some routes do not exist."""
 
     model: Served
     routes: Sequence[Route]

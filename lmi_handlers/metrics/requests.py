@@ -94,11 +94,11 @@ class RequestMetrics:
         return totals(self._directory, CATALOGUE), self._model_labels
 
     def engines(self) -> tuple[Mapping[str, str], Mapping[str, engine_info.EngineInfo]]:
-        """Return the labels that name the model, and what its engines say of themselves."""
+        """Return the labels that name the model, and the facts about its engines."""
         return self._name, engine_info.read_engines(self._directory)
 
     def used_by(self, series: keys.UsageSeries) -> tuple[Mapping[str, str], keys.UsageByLabel | None]:
-        """Return the labels that name the model, and what clients with an API key, or tenants, have used of it."""
+        """Return the labels that name the model, and its use by each API key and tenant."""
         return self._name, self._users[series].values()
 
     def generated(self, tokens: int, gap: float | None, *, shared: bool = False) -> None:

@@ -36,7 +36,7 @@ API_KEY = "api_key"
 _RETRIES = Parameter(
     name=IDEMPOTENCY_KEY,
     place="header",
-    description="The same text in all attempts at a request, of which only the first one's answer is generated.",
+    description="The same text in all attempts at a request. Only the first attempt is generated, and all get its answer.",
 )
 
 

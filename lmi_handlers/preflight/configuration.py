@@ -313,7 +313,7 @@ def _one_gpu(loaded: LoadedProperties, file: Path | None, environ: Mapping[str, 
 
 
 _MOST_WEIGHTS = 0.8
-"""Share of a GPU's memory that weights may take; the KV cache and what is computed need the rest."""
+"""Share of a GPU's memory that weights may take; the KV cache and activations need the rest."""
 
 
 def _given(environ: Mapping[str, str]) -> tuple[Given, ...]:

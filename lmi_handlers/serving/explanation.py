@@ -16,7 +16,7 @@ from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import TokenizedPrompt
 
 Origin = Literal["request", "generation_config.json", "serving.properties", "API", "default"]
-"""Where a sampling parameter has its value from. "API" is what the API's own rules make of the body's other fields."""
+"""The origin of a sampling parameter's value. "API": the API's rules derive it from other fields of the body."""
 
 
 class ExplainedValue(msgspec.Struct, frozen=True, omit_defaults=True):

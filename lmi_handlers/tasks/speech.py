@@ -47,8 +47,8 @@ class GenerateParameters(Parameters, frozen=True):
 class SpeechParameters(GenerateParameters, frozen=True):
     """Of the library's pipeline, and of `generate`.
 
-    With `details`, the result has what OpenAI's API tells. With `stream`, the answer has a line of JSON for each piece of
-    the sound, and a last one with the result.
+    With `details`, the result has the fields of OpenAI's `verbose_json`. With `stream`, the answer has a line of JSON for
+    each piece of the sound, and a last one with the result.
     """
 
     return_timestamps: bool | Literal["word"] = False

@@ -30,7 +30,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Task(ABC):
-    """A loaded model and what it does."""
+    """A loaded model and its computation."""
 
     parameters: ClassVar[type[Parameters]] = Parameters
     unwraps: ClassVar[bool] = False

@@ -20,7 +20,7 @@ from backends.sounds import Samples
 from lmi_handlers.core.errors import ClientDisconnected, ConfigError, InvalidRequest
 
 PIECE_SECONDS = 30
-"""Length of what the models take."""
+"""Length of the models' input."""
 
 MAX_PIECES = 8
 """Pieces of one forward pass. Each has the encoder's states of 30 s."""
@@ -230,7 +230,7 @@ class Whisper:
         return token
 
     def prompt_ids(self, text: str | None) -> torch.Tensor | None:
-        """Return the end of a prompt that fits: Whisper takes half of its context. Raises `InvalidRequest`."""
+        """Return the last tokens of a prompt, at most half of Whisper's context. Raises `InvalidRequest`."""
         if not text:
             return None
         try:

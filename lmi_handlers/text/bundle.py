@@ -52,7 +52,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `prompts` are the texts that an embedding model wants in front of others, by name (sentence-transformers' prompts).
     `token_type_ids` tells whether the model wants to know which of two texts a token belongs to.
     `tokenizer_hash` changes with the content of tokenizer.json.
-    `warning` says in what the tokenizer may differ from the model's own. It is logged at every start.
+    `warning` says how the tokenizer may differ from the model's own. It is logged at every start.
     """
 
     vocab_size: int

@@ -37,7 +37,7 @@ HAS_KEY = "lmi.has_key"
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 _READING = ("GET", "HEAD", "OPTIONS")
 _MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)|/console/data(/|$)")
-"""Paths that show where files are, or who asked for what."""
+"""Paths that show the places of files or the requests of others."""
 
 BIDIRECTIONAL_STREAM = "/invocations-bidirectional-stream"
 """The path of the WebSocket, which begins with a GET. Browsers open one to any server, and let the page read from it."""

@@ -52,8 +52,8 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 EXPLAIN_PATH = "/explain"
 
 EXPLAINS = "lmi.explains"
-"""Key of the WSGI environment of a request that is explained instead of answered; no client can set it. The value has the
-dialects that a field of the body chooses on this route, by field."""
+"""Key of the WSGI environment of a request that is explained instead of answered; no client can set it. The value maps
+the fields by which this route chooses another dialect to that dialect."""
 
 
 class Exchange:

@@ -21,7 +21,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 def receipt(usage: Usage) -> dict[str, int | float | None]:
     """Return the items of a receipt. Those that are not known are None, or missing if only some engines know them.
 
-    Tokens are what the request has got. The engine's time and memory are what it has to pay.
+    Tokens are those that the request received. The engine's time and memory are its share of the cost.
     """
     charged = usage.charged()
     items: dict[str, int | float | None] = {

@@ -70,7 +70,7 @@ class InfillDialect(OpenAIDialect):
 
 
 def _room(gap: str, max_tokens: int | None, capabilities: Capabilities) -> int | None:
-    """Return how many tokens at the end of the prompt to keep: the context of other files is what can be missed.
+    """Return how many tokens at the end of the prompt to keep: the context of other files is the part to drop.
 
     Returns None if the rest alone may be too long for the model, because its first token must not be cut off. A token
     has at least one byte.

@@ -78,7 +78,7 @@ class TranscriptionBody(TranslationBody, frozen=True, kw_only=True):
         return {**super().parameters, **more}
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for what is not possible together, or at all."""
+        """Raise `InvalidRequest` for fields that are not supported, or not together."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidRequest("needs response_format=verbose_json", field="timestamp_granularities")
         if self.stream and self.response_format not in ("json", "text"):
@@ -141,7 +141,7 @@ class SpeechDialect(Dialect):
 
 
 class Transcribed(Endpoint, frozen=True, kw_only=True):
-    """Answers a form with what is said in the sound in it."""
+    """Answers a form with the transcript of its sound."""
 
     errors: Kinds = (*GENERATING, ModelNotFound)
 

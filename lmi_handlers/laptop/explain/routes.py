@@ -1,4 +1,4 @@
-"""`POST /explain`: hands a body to the view that would answer it, which then says what it would do.
+"""`POST /explain`: hands a body to the view that would answer it. The view describes the request instead.
 
     {"route": "/invocations", "body": {"inputs": "hello"}}
 

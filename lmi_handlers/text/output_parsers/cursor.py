@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Reading = Generator[None, None, T]
-"""A reading step, to be used with `yield from`. Each `yield` waits for more text. The value is what has been read."""
+"""A reading step, to be used with `yield from`. Each `yield` waits for more text. It returns the text that was read."""
 
 SPACE = re.compile(r"\s+")
 

@@ -22,7 +22,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     """The marks around the reasoning of a model family.
 
     Some families also mark the answer. Each tuple lists alternatives. `interrupts` end the reasoning too, and belong to
-    the answer. `forced_end` is what ends the reasoning of a model
+    the answer. `forced_end` is the text that ends the reasoning of a model
     that is to answer now, if more than the first of `ends`.
     """
 

@@ -25,7 +25,7 @@ VOLATILE = (
 """Fields that no two answers have alike: identifiers, times, and the server's version. Numbers named `id` are tokens."""
 
 _OF_A_MODEL = re.compile(r"\.(?:input|arguments)(?:[.\[]|$)")
-"""Paths of what a model gives to a tool. Fields there belong to the answer, whatever their names."""
+"""Paths of the input that a model gives to a tool. All fields there belong to the answer, also those with volatile names."""
 
 _CONTEXT = 60
 _LONGEST_VALUE = 80
@@ -66,8 +66,8 @@ class CompleteAnswer(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome. `detail` says what is different, in one line.
 
-    `offset` is the first differing byte of the expected body, volatile fields aside; `expected` and `received` are what
-    is around it. `but_for` are the volatile fields that differ.
+    `offset` is the first differing byte of the expected body, volatile fields aside; `expected` and `received` are
+    excerpts around it. `but_for` are the volatile fields that differ.
     """
 
     kind: Kind
@@ -103,7 +103,7 @@ def compare(
 
 
 def _hidden(expected: CompleteAnswer, received: CompleteAnswer, masks: _Masks) -> str:
-    """Say what differs in the input of a tool although it is named as a volatile field. Empty if nothing does."""
+    """Describe a difference in the input of a tool that a volatile field hides, or return ""."""
     old, new = (records(reply.body, received.content_type) for reply in (expected, received))
     found = differences(old or [], new or [], masks.names)
     return next((f"{path} {_change(mine, other)}" for path, mine, other in found), "")
@@ -112,7 +112,7 @@ def _hidden(expected: CompleteAnswer, received: CompleteAnswer, masks: _Masks) -
 def _classified(
     expected: bytes, received: bytes, content_type: str, masks: _Masks, *, sampled: bool
 ) -> tuple[Kind, str]:
-    """Return the kind of difference between two bodies, and what it is."""
+    """Return the kind of difference between two bodies, and a description."""
     old, new = records(expected, content_type), records(received, content_type)
     if old is None or new is None:
         if (old is None) != (new is None):

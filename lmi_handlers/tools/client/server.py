@@ -140,8 +140,8 @@ def asked(
 ) -> Iterator[http.client.HTTPResponse]:
     """Send a request, and yield the answer. Redirections are not followed, so `headers` go to this server only.
 
-    The answer must end within `limit` seconds, however often the server sends a byte; without a limit, the server must
-    not be silent for 10 minutes. Raises `Unreachable`, or `CallRefused`, which name the `target`.
+    The whole answer must arrive within `limit` seconds. Without a limit, the server must not be silent for 10 minutes.
+    Raises `Unreachable`, or `CallRefused`, which name the `target`.
     """
     silence = _TIMEOUT_SECONDS if limit is None else limit
     with _explained(target, Unreachable):

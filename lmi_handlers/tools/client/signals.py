@@ -1,4 +1,4 @@
-"""Ends a command by a signal, with what is unfinished removed."""
+"""Ends a command by a signal, and removes unfinished results."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class AnswerRecords(msgspec.Struct, frozen=True):
 
 
 def kind_of(document: Any, *, is_last: bool) -> str:
-    """Return which record of a stream this is: its `type`, if it has one, or what place it has in the stream."""
+    """Return which record of a stream this is: its `type`, if it has one, or else its place in the stream."""
     if not isinstance(document, Mapping):
         return "record"
     if isinstance(document.get("type"), str):

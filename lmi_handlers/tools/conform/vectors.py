@@ -46,7 +46,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, and what the reference answers. `feature` is what it shows, and `case` tells it from the others.
+    """A request with the reference's answer. `case` tells it from other requests that test the same `feature`.
 
     With several `bodies`, one of them must be answered so.
     """

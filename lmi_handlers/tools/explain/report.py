@@ -10,7 +10,7 @@ _MOST_TEXT = 2000
 
 
 def report(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of `lmi explain`. `found` is what `POST /explain` answers."""
+    """Yield the lines of `lmi explain`. `found` is the answer of `POST /explain`."""
     field = found.get("chosen_by_field")
     yield f"Body      {found['dialect']}" + (f", because it has {field!r}" if field else "")
     yield f"Model     {found['model']}, on {found['engine']} ({found['device']})"
@@ -48,6 +48,6 @@ def _cut(limits: Mapping[str, Any]) -> str:
 
 
 def _origin(name: str, each: Mapping[str, Any]) -> str:
-    """Return where a value is from. "API" is what the API makes of the other fields, or its own default."""
+    """Return the origin of a value. "API": derived from other fields by the API's rules, or the API's default."""
     field = each.get("field", name)
     return each["origin"] if field == name else f"{each['origin']} ({field})"

@@ -25,7 +25,7 @@ MEANINGS: Mapping[str, str] = {
     UNRECORDED: "answered, with nothing to compare it with",
     BROKEN: "lines that could not be read, and were not sent",
 }
-"""The outcomes of requests, and what they mean."""
+"""The outcomes of requests, with their meaning."""
 
 _ALLOWED = {Kind.FORM.value: "100%", Kind.ROUNDING.value: "100%", UNRECORDED: "100%"}
 """Thresholds of outcomes that say nothing against a move. The others' are 0: nobody knows what a broken line says."""
