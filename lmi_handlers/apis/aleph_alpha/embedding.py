@@ -20,8 +20,8 @@ from formatters.aleph_alpha.schemas import AlephAlphaError
 from lmi_handlers.apis.aleph_alpha.chat import error_response
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaPrompt, joined_prompt
 from lmi_handlers.apis.base import Payload, Reply
-from lmi_handlers.apis.embedding_prompts import embedding_prompts
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length
+from lmi_handlers.apis.pooling_prompts import embedding_prompts
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import GenerationRequest

@@ -13,7 +13,7 @@ import msgspec
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.lmi.pooling import LmiPoolingDialect
-from lmi_handlers.apis.text_pairs import check_cross_encoder, query_pairs
+from lmi_handlers.apis.pooling_prompts import check_cross_encoder, query_pairs
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest
 from lmi_handlers.core.pooling_params import PoolingParams

@@ -16,8 +16,8 @@ import msgspec
 from formatters.tei.embed import EmbedAllFormatter, EmbedFormatter, EmbedSparseFormatter, SimilarityFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
-from lmi_handlers.apis.embedding_prompts import embedding_prompts, model_prompt
 from lmi_handlers.apis.openai.body import Prompts, num_prompts, split_prompts
+from lmi_handlers.apis.pooling_prompts import embedding_prompts, model_prompt
 from lmi_handlers.apis.tei.dialect import TeiDialect, TruncationFields
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidRequest

@@ -10,8 +10,8 @@ from functools import partial
 from formatters.tei.rank import PredictFormatter, RerankFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
+from lmi_handlers.apis.pooling_prompts import check_cross_encoder, query_pairs
 from lmi_handlers.apis.tei.dialect import TeiDialect, TruncationFields
-from lmi_handlers.apis.text_pairs import check_cross_encoder, query_pairs
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.pooling_params import Activation, PoolingParams
 from lmi_handlers.core.request import Prompt, TextPair

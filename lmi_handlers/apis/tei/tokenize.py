@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
-from lmi_handlers.apis.embedding_prompts import model_prompt
+from lmi_handlers.apis.pooling_prompts import model_prompt
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest
 from lmi_handlers.core.event_loop import at_once

@@ -12,7 +12,7 @@ import msgspec
 
 from formatters.vllm.scores import RerankFormatter, ScoreFormatter
 from lmi_handlers.apis.base import Payload
-from lmi_handlers.apis.text_pairs import check_cross_encoder, query_pairs
+from lmi_handlers.apis.pooling_prompts import check_cross_encoder, query_pairs
 from lmi_handlers.apis.vllm.pooling import PoolingDialect, PoolingFields, classified
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import Prompt, TextPair
