@@ -76,10 +76,7 @@ def download(
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import (
             GatedRepoError,
-            HfHubHTTPError,
             HFValidationError,
-            LocalEntryNotFoundError,
-            OfflineModeIsEnabled,
             RepositoryNotFoundError,
             RevisionNotFoundError,
         )
@@ -101,19 +98,26 @@ def download(
             f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}"
         ) from error
     except OSError as error:
-        cause: BaseException = error
         absent = f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, and"
-        if isinstance(error, LocalEntryNotFoundError):
-            if error.__cause__ is None or isinstance(error.__cause__, OfflineModeIsEnabled):
-                raise ConfigError(f"{absent} the Hugging Face hub cannot be reached") from error
-            cause = error.__cause__
-        reason = str(cause).strip().partition("\n")[0] or repr(cause)
-        failed = "cannot be downloaded" if cause is error else f"{constants.ENDPOINT} does not answer"
-        verdict = ConfigError(f"{absent} {failed}: {reason}")
-        if isinstance(cause, HfHubHTTPError) and _may_pass(cause.response.status_code):
-            raise LoadFailed(str(verdict)) from error
-        raise load_failure(verdict, cause) from error
+        raise _unavailable(error, absent, constants.ENDPOINT) from error
     return path
+
+
+def _unavailable(error: OSError, absent: str, endpoint: str) -> ConfigError | LoadFailed:
+    """Say why a repository that is `absent` here could not be downloaded from the hub at `endpoint`."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    cause: BaseException = error
+    if isinstance(error, LocalEntryNotFoundError):
+        if error.__cause__ is None or isinstance(error.__cause__, OfflineModeIsEnabled):
+            return ConfigError(f"{absent} the Hugging Face hub cannot be reached")
+        cause = error.__cause__
+    reason = str(cause).strip().partition("\n")[0] or repr(cause)
+    failed = "cannot be downloaded" if cause is error else f"{endpoint} does not answer"
+    verdict = ConfigError(f"{absent} {failed}: {reason}")
+    if isinstance(cause, HfHubHTTPError) and _may_pass(cause.response.status_code):
+        return LoadFailed(str(verdict))
+    return load_failure(verdict, cause)
 
 
 def _refusal(error: Exception, repo_id: str, revision: str | None) -> ConfigError:

@@ -142,14 +142,14 @@ class Dispatcher:
             found = None if named is None else self._apps.called(named)
             if found is not None or (named is not None and default is None):
                 return found or named
-        if default is None and path in DOCUMENT_PATHS:
+        if default is not None:
+            return default
+        if path in DOCUMENT_PATHS:
             return None  # the front application has a document of its own
-        if default is None:
-            raise InvalidRequest(
-                f"Parameter model_name is required: this server has {_listed(models) or 'no models'}",
-                code="model_name_required",
-            )
-        return default
+        raise InvalidRequest(
+            f"Parameter model_name is required: this server has {_listed(models) or 'no models'}",
+            code="model_name_required",
+        )
 
     def _read(self, environ: dict[str, Any], request: Any) -> bytes:
         """Read the body, and leave it in the environment for whoever answers."""
