@@ -13,6 +13,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.tools.batch_transform.json_path import JsonPath
+from lmi_handlers.tools.client.answer import media_type
 
 JSON = "application/json"
 CSV = "text/csv"
@@ -88,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def media_type(self) -> str:
         """The content type without parameters, such as `text/csv` of `text/csv; charset=utf-8`."""
-        return _media_type(self.content_type)
+        return media_type(self.content_type)
 
     @property
     def processes_data(self) -> bool:
@@ -99,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settle(choices: Choices, parameters: ExecutionParameters, file_name: str) -> Settings:
     """Return the settings of a job whose first file is called `file_name`. Raises `ConfigError`."""
     content_type = choices.content_type or _guess_type(file_name, gzip=choices.compression_type == "Gzip")
-    is_lines = _media_type(content_type) in (*JSON_LINES, CSV)
+    is_lines = media_type(content_type) in (*JSON_LINES, CSV)
     split = choices.split_type or ("Line" if is_lines else "None")
     assemble = choices.assemble_with or ("Line" if split == "Line" else "None")
     several = parameters.batch_strategy == "MULTI_RECORD" and (is_lines or split != "Line")
@@ -162,10 +163,6 @@ def _filter(option: str, text: str) -> JsonPath | None:
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
     return None if path.selects_all else path
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
 
 
 def _guess_type(name: str, *, gzip: bool) -> str:
