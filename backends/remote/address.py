@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from backends.remote.options import KEY_VARIABLE
+from lmi_handlers.config.store_settings import OF_STORE_VARIABLE
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.log import MODEL_VARIABLE
 from lmi_handlers.core.redaction import redacted
 
 
@@ -35,7 +35,7 @@ def is_operators(environ: Mapping[str, str], variable: str, text: str) -> bool:
 
     On a server with several models, somebody else may have written a model's serving.properties.
     """
-    return not environ.get(MODEL_VARIABLE) or environ.get(variable, "").strip() == text
+    return not environ.get(OF_STORE_VARIABLE) or environ.get(variable, "").strip() == text
 
 
 def engine_key(environ: Mapping[str, str]) -> str | None:

@@ -17,6 +17,9 @@ from lmi_handlers.core.errors import ConfigError
 MULTI_MODEL_DIR = Path("/opt/ml/models")
 """SageMaker's folder for the models of a multi-model endpoint."""
 
+OF_STORE_VARIABLE = "LMI_MODEL_OF_STORE"
+"""Set for the engines of such a server: the operator may not have written their models' serving.properties."""
+
 _ITEM = re.compile(r"(?:(?P<name>[^:=]*)(?::[^=]*)?=)?(?P<url>.+)")
 """DJL's `name:version:engine:devices=url`. All but the URL is optional."""
 

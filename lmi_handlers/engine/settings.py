@@ -9,6 +9,7 @@ import msgspec
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.formatter_code import FormatterCode
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.store_settings import OF_STORE_VARIABLE
 from lmi_handlers.core.log import MODEL_VARIABLE
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
@@ -73,7 +74,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         gpus = self.replicas[self.replica]
         safe = {"PYTHONSAFEPATH": "1"} if self.custom_code is None else {}  # Python 3.11 and later
-        return self.labels | safe | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+        of_store = {OF_STORE_VARIABLE: "1"} if self.model else {}
+        return self.labels | of_store | safe | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
 
     @property
     def labels(self) -> dict[str, str]:

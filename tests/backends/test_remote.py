@@ -35,11 +35,13 @@ from backends.remote.protocol import RemoteSequence
 from backends.remote.sglang import SGLangProtocol
 from backends.remote.streams import longest_silence
 from backends.remote.vllm import VLLMProtocol
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.config.store_settings import OF_STORE_VARIABLE
 from lmi_handlers.core.errors import ConfigError, EngineDead
-from lmi_handlers.core.log import MODEL_VARIABLE
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.checks import SOCKET
 from lmi_handlers.testing.driver import Driver, tokens
@@ -461,9 +463,9 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     ("environ", "gets_it"),
     [
         ({}, True),
-        ({MODEL_VARIABLE: "m"}, False),
-        ({MODEL_VARIABLE: "m", "OPTION_ENGINE_URL": "http://elsewhere"}, False),
-        ({MODEL_VARIABLE: "m", "OPTION_ENGINE_URL": "{url}"}, True),
+        ({OF_STORE_VARIABLE: "1"}, False),
+        ({OF_STORE_VARIABLE: "1", "OPTION_ENGINE_URL": "http://elsewhere"}, False),
+        ({OF_STORE_VARIABLE: "1", "OPTION_ENGINE_URL": "{url}"}, True),
     ],
 )
 def test_only_an_address_of_the_operator_gets_the_key(
@@ -482,6 +484,12 @@ def test_only_an_address_of_the_operator_gets_the_key(
     server.stop()
 
 
+@pytest.mark.parametrize(("model", "of_store"), [("", False), ("m", True)])
+def test_engines_of_a_server_with_several_models_are_told_so(model: str, of_store: bool) -> None:
+    settings = EngineSettings(runtime_dir="-", properties=ServingProperties(), started=0.0, model=model)
+    assert (OF_STORE_VARIABLE in settings.environ) == of_store
+
+
 @pytest.mark.parametrize("operators", [True, False])
 def test_only_a_program_of_the_operator_gets_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operators: bool
@@ -491,7 +499,7 @@ def test_only_a_program_of_the_operator_gets_credentials(
     given = tmp_path / "given"
     program = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(repr(sorted(os.environ))); sys.exit(3)"
     command = shlex.join([sys.executable, "-c", program, str(given), "{port}"])
-    for name, text in (wanted | {MODEL_VARIABLE: "m", "API_KEY": "of clients"}).items():
+    for name, text in (wanted | {OF_STORE_VARIABLE: "1", "API_KEY": "of clients"}).items():
         monkeypatch.setenv(name, text)
     if operators:
         monkeypatch.setenv("OPTION_ENGINE_COMMAND", command)
