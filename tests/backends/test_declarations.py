@@ -15,7 +15,7 @@ from facts import raises
 
 from backends import BACKENDS, registry
 from backends.features import OF_THE_TEXT_LAYER
-from backends.remote.protocol import Protocol
+from backends.remote.protocol import RemoteProtocol
 from backends.remote.start import PROTOCOLS
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 from lmi_handlers.config.option import Option, PositiveInt
@@ -71,9 +71,9 @@ def test_no_sampling_parameter_is_forgotten(name: str, folders: tuple[str, ...])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values())
-def test_no_sampling_parameter_is_forgotten_by_a_protocol(protocol: type[Protocol]) -> None:
+def test_no_sampling_parameter_is_forgotten_by_a_protocol(protocol: type[RemoteProtocol]) -> None:
     unsupported = {*registry().backends["remote"].unsupported, *protocol.unsupported}
-    modules = (protocol.__module__, Protocol.__module__, "backends.remote.backend")
+    modules = (protocol.__module__, RemoteProtocol.__module__, "backends.remote.backend")
     code = "\n".join(inspect.getsource(importlib.import_module(module)) for module in modules)
     assert _unread(code, unsupported) == []
 

@@ -230,8 +230,9 @@ def test_a_broken_generation_config_is_refused_when_the_model_is_loaded(changes:
         "task_to_id": {"transcribe": 3},
         "alignment_heads": [[1, 0]],
     }
+    generation: Any = transformers.GenerationConfig
     config = transformers.WhisperConfig(vocab_size=5, decoder_layers=2, decoder_attention_heads=1)
-    check_generation_config(SimpleNamespace(config=config, generation_config=transformers.GenerationConfig(**fields)))
-    broken: Any = transformers.GenerationConfig(**(fields | changes))
+    check_generation_config(SimpleNamespace(config=config, generation_config=generation(**fields)))
+    broken = generation(**(fields | changes))
     with raises(ConfigError, next(iter(changes))):
         check_generation_config(SimpleNamespace(config=config, generation_config=broken))
