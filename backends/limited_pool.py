@@ -22,8 +22,16 @@ OVERTAKING = 10
 Result = TypeVar("Result")
 Given = TypeVar("Given")
 
-LimitedJob = Callable[[LimitedProcess, float], Result]
+LimitedJob = Callable[[LimitedProcess, float], "Result | Onward[Result]"]
 """Uses the process for at most the given CPU seconds. Raises `Expired` if more would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onward(Generic[Result]):
+    """What a job returns if its rest is for another pool."""
+
+    pool: LimitedPool
+    job: LimitedJob[Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,9 @@ class LimitedPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: LimitedJob[Result]) -> Future[Result]:
-        """Queue a job and return the future of its result."""
-        future: Future[Result] = Future()
+    def submit(self, job: LimitedJob[Result], future: Future[Result] | None = None) -> Future[Result]:
+        """Queue a job and return the future of its result: the given one, or else a new one."""
+        future = Future() if future is None else future
         self._put(0, _Entry(job, future))
         return future
 
@@ -106,7 +114,9 @@ class LimitedPool:
             if entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(error)
         else:
-            if entry.future.set_running_or_notify_cancel():
+            if isinstance(result, Onward):
+                result.pool.submit(result.job, entry.future)
+            elif entry.future.set_running_or_notify_cancel():
                 entry.future.set_result(result)
 
 

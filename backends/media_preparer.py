@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 from PIL import Image
 
 from backends.image_decoder import MODULE, decode_image
-from backends.limited_pool import LimitedPool, Shared
+from backends.limited_pool import LimitedPool, Onward, Shared
 from backends.limited_process import LimitedProcess
-from backends.sounds import Samples, SoundReader
+from backends.sounds import DECODER, PromptSounds, Samples
 from lmi_handlers.core.request import MediaPrompt, TokenRequest
 
 _REMEMBERED = 4
@@ -24,26 +24,26 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """The images and sounds of a prompt, in order. The sounds have the rate of their `SoundReader`."""
+    """The images and sounds of a prompt, in order. The sounds have the rate of the `PromptSounds`."""
 
     images: list[Image.Image]
     sounds: list[Samples]
 
 
 class MediaPreparer(Generic[Prepared]):
-    """Decodes images and sounds and runs the model's processor outside the engine loop, for one prompt at a time."""
+    """Decodes images and sounds outside the engine loop, and runs the model's processor there, for one prompt at a time.
+
+    Images and sounds have pools of their own: a prompt with images never waits for the sounds of another one.
+    """
 
     def __init__(
-        self, process: Callable[[TokenRequest, DecodedMedia], Prepared], sounds: SoundReader | None = None
+        self, process: Callable[[TokenRequest, DecodedMedia], Prepared], sounds: PromptSounds | None = None
     ) -> None:
-        """`process` raises `InvalidRequest` for media that do not match the text. `sounds` reads sounds, if there are any.
-
-        It is closed with the preparer.
-        """
+        """`process` raises `InvalidRequest` for media that do not match the text. `sounds` reads sounds, if there are any."""
         self._process = process
-        self._sounds = sounds
-        self._reading, self._processing = threading.Lock(), threading.Lock()
-        self._pool = LimitedPool("images", MODULE)
+        self._processing = threading.Lock()
+        self._images = LimitedPool("images", MODULE)
+        self._sounds = None if sounds is None else (sounds, LimitedPool("sounds", DECODER))
         self._known: dict[int, tuple[MediaPrompt, Shared[Prepared]]] = {}  # by `id` of the prompt, latest used last
 
     def submit(self, request: TokenRequest) -> Future[Prepared] | None:
@@ -54,7 +54,7 @@ class MediaPreparer(Generic[Prepared]):
         known = self._known.pop(id(prompt), None)
         waiter = None if known is None else known[1].wait(_pass_on)
         if known is None or waiter is None:
-            prepared = self._pool.submit(lambda process, seconds: self._prepare(request, prompt, process, seconds))
+            prepared = self._images.submit(lambda process, seconds: self._prepare(request, prompt, process, seconds))
             known = prompt, Shared(prepared)
             waiter = known[1].wait(_pass_on)
         self._known[id(prompt)] = known
@@ -63,19 +63,24 @@ class MediaPreparer(Generic[Prepared]):
         return waiter
 
     def close(self) -> None:
+        self._images.close()  # first, as it passes prompts on
         if self._sounds is not None:
-            self._sounds.stop()
-        self._pool.close()
-        if self._sounds is not None:
-            self._sounds.close()
+            self._sounds[1].close()
 
-    def _prepare(self, request: TokenRequest, prompt: MediaPrompt, process: LimitedProcess, seconds: float) -> Prepared:
-        """Raises `Expired` if the turn was too short for the images. Sounds have their own limits, and a process."""
+    def _prepare(
+        self, request: TokenRequest, prompt: MediaPrompt, process: LimitedProcess, seconds: float
+    ) -> Prepared | Onward[Prepared]:
+        """Raises `Expired` if the turn was too short for the images."""
         images = [decode_image(image, process, seconds / len(prompt.images)) for image in prompt.images]
-        sounds: list[Samples] = []
-        if self._sounds is not None and prompt.sounds:
-            with self._reading:
-                sounds = self._sounds.read_prompt(prompt.sounds)
+        if self._sounds is None or not prompt.sounds:
+            return self._processed(request, images, [])
+        sounds, pool = self._sounds
+        return Onward(
+            pool,
+            lambda decoder, turn: self._processed(request, images, sounds.read(prompt.sounds, decoder, turn)),
+        )
+
+    def _processed(self, request: TokenRequest, images: list[Image.Image], sounds: list[Samples]) -> Prepared:
         with self._processing:
             return self._process(request, DecodedMedia(images, sounds))
 

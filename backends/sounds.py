@@ -9,6 +9,7 @@ import base64
 import binascii
 import importlib.util
 import io
+import math
 import wave
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,23 +68,21 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True):
 class SoundReader:
     """Reads sounds for a model that takes samples of `rate`: at most `MAX_SECONDS` per request, `longest` per sound.
 
-    Not thread-safe, except `stop`.
+    Has a decoder process of its own. Not thread-safe, except `stop`.
     """
 
     def __init__(self, rate: int, longest: int = MAX_SECONDS) -> None:
         self.rate = rate
         self._longest = longest
-        self._decoder = LimitedProcess(DECODER) if importlib.util.find_spec("av") is not None else None
+        self._decoder = LimitedProcess(DECODER)
 
     def stop(self) -> None:
         """End the decoder's current file and refuse all later ones. May be called from any thread."""
-        if self._decoder is not None:
-            self._decoder.kill()
+        self._decoder.kill()
 
     def close(self) -> None:
         """End the decoder process."""
-        if self._decoder is not None:
-            self._decoder.close()
+        self._decoder.close()
 
     def read(self, files: list[object], is_unwanted: Callable[[], bool] = lambda: False) -> list[Samples]:
         """Return the samples of files, each as bytes or in base64.
@@ -95,50 +94,64 @@ class SoundReader:
         for file in files:
             if is_unwanted():
                 raise ClientDisconnected
-            limit = min(left, self._longest * self.rate)
-            samples, _ = self._read(as_bytes(file), limit, self._seconds(limit))
+            question = DecodeSound(as_bytes(file), self.rate, min(left, self._longest * self.rate))
+            samples, _ = _read(question, self._decoder, math.inf, _time_limit(question.limit, self.rate))
             sounds.append(samples)
             left -= len(samples)
         return sounds
 
-    def read_prompt(self, files: Sequence[EncodedSound]) -> list[Samples]:
-        """Return the samples of a prompt's sounds, which may be `longest` seconds long together.
 
-        They may also take no more time than one sound of that length. Raises `InvalidRequest` with the sound's field.
+class PromptSounds(msgspec.Struct, frozen=True):
+    """Reads the sounds of prompts for a model that takes samples of `rate`: `longest` seconds of all sounds of a prompt."""
+
+    rate: int
+    longest: int = MAX_SECONDS
+
+    def read(self, files: Sequence[EncodedSound], decoder: LimitedProcess, seconds: float) -> list[Samples]:
+        """Return the samples of a prompt's sounds, decoded in at most `seconds` of CPU time.
+
+        All of them may take no more time than one sound of `longest` seconds. Raises `InvalidRequest` with the sound's
+        field, and `Expired` if `seconds` was too short but that limit allows more.
         """
         sounds: list[Samples] = []
-        left = self._longest * self.rate
-        seconds = self._seconds(left)
+        left = self.longest * self.rate
+        limit = _time_limit(left, self.rate)
         for file in files:
             try:
-                samples, used = self._read(file.data, left, seconds)
+                samples, used = _read(DecodeSound(file.data, self.rate, left), decoder, seconds, limit)
             except InvalidRequest as error:
                 raise type(error)(error.message, field=file.field, code=error.code) from error
             sounds.append(samples)
             left -= len(samples)
-            seconds = max(seconds - used, _LEAST_SECONDS)
+            seconds, limit = (max(each - used, _LEAST_SECONDS) for each in (seconds, limit))
         return sounds
 
-    def _seconds(self, samples: int) -> float:
-        """Return the CPU time in which so many samples must have been decoded."""
-        return _SECONDS + _SECONDS_PER_SECOND * samples / self.rate
 
-    def _read(self, data: bytes, limit: int, seconds: float) -> tuple[Samples, float]:
-        """Return a file's samples, at most `limit`, and the CPU time that a decoder has taken, at most `seconds`."""
-        if len(data) > MAX_BYTES:
-            raise PayloadTooLarge(f"has {len(data)} bytes; at most {MAX_BYTES} are possible", field="inputs")
-        used = 0.0
-        try:
-            samples = read_wav(data, self.rate, limit)
-        except UnsupportedFeature:
-            if self._decoder is None:
-                raise
-            samples, used = _decode(DecodeSound(data, self.rate, limit), self._decoder, seconds)
-        if len(samples) > limit:
-            raise _too_long(limit // self.rate)
-        if not samples.size:
-            raise InvalidRequest("has no samples", field="inputs")
-        return samples, used
+def _time_limit(samples: int, rate: int) -> float:
+    """Return the CPU time in which so many samples must have been decoded."""
+    return _SECONDS + _SECONDS_PER_SECOND * samples / rate
+
+
+def _read(question: DecodeSound, decoder: LimitedProcess, seconds: float, limit: float) -> tuple[Samples, float]:
+    """Return a file's samples, and the CPU time that the decoder has taken for them, at most `seconds` and `limit`.
+
+    Raises `InvalidRequest`, or `Expired` if `seconds` was too short but `limit` allows more.
+    """
+    size, longest = len(question.data), question.limit
+    if size > MAX_BYTES:
+        raise PayloadTooLarge(f"has {size} bytes; at most {MAX_BYTES} are possible", field="inputs")
+    used = 0.0
+    try:
+        samples = read_wav(question.data, question.rate, longest)
+    except UnsupportedFeature:
+        if importlib.util.find_spec("av") is None:
+            raise
+        samples, used = _decode(question, decoder, seconds, limit)
+    if len(samples) > longest:
+        raise _too_long(longest // question.rate)
+    if not samples.size:
+        raise InvalidRequest("has no samples", field="inputs")
+    return samples, used
 
 
 def read_wav(data: bytes, rate: int, limit: int) -> Samples:
@@ -194,12 +207,14 @@ def as_bytes(item: object) -> bytes:
         raise InvalidRequest(f"is not base64: {error}", field="inputs") from error
 
 
-def _decode(question: DecodeSound, process: LimitedProcess, seconds: float) -> tuple[Samples, float]:
-    """Return the samples and the CPU time that they have taken, at most `seconds`. Raises `InvalidRequest`."""
+def _decode(question: DecodeSound, decoder: LimitedProcess, seconds: float, limit: float) -> tuple[Samples, float]:
+    """Return the samples and the CPU time that they have taken. Raises as `_read` does."""
     try:
         with request_failures("decodes sounds", "the sound could not be decoded"):
-            answer = process.ask(msgspec.msgpack.encode(question), seconds=seconds)
+            answer = decoder.ask(msgspec.msgpack.encode(question), seconds=min(seconds, limit))
     except Expired as error:
+        if seconds < limit:
+            raise
         raise InvalidRequest("takes too long to decode", field="inputs") from error
     except Exhausted as error:
         raise InvalidRequest("takes too much memory to decode", field="inputs") from error

@@ -28,7 +28,7 @@ from backends.continuation import NOT_CONTINUED, within_prompt
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.media_preparer import DecodedMedia, MediaPreparer
-from backends.sounds import SoundReader
+from backends.sounds import PromptSounds
 from backends.vllm import DECLARATION
 from backends.vllm.adapters import EngineAdapters
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
@@ -83,7 +83,7 @@ class VLLMBackend(Backend):
         media = taken_media(engine, max_sounds(properties.limit_mm_per_prompt))
         self._media: MediaPreparer[EngineInput] | None = None
         if media.images or media.sound_rate is not None:
-            sounds = None if media.sound_rate is None else SoundReader(media.sound_rate, properties.max_audio_seconds)
+            sounds = None if media.sound_rate is None else PromptSounds(media.sound_rate, properties.max_audio_seconds)
             self._media = MediaPreparer(self._render, sounds)
         self._workers = workers_of(engine)
         self._adapters = EngineAdapters(engine)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 from facts import raises, says
 from task_handlers import encoded, wav
 
 from backends import sounds
-from backends.sounds import SoundReader, read_wav
+from backends.limited_process import Expired, LimitedProcess
+from backends.media_preparer import DecodedMedia, MediaPreparer
+from backends.sounds import DECODER, PromptSounds, SoundReader, read_wav
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     InvalidRequest,
@@ -21,7 +25,8 @@ from lmi_handlers.core.errors import (
     RequestFailed,
     UnsupportedFeature,
 )
-from lmi_handlers.core.request import EncodedSound
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, EncodedSound, MediaPrompt, TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 RATE = 16_000
 FORMATS = [
@@ -41,6 +46,13 @@ def reader() -> Iterator[SoundReader]:
     reader = SoundReader(RATE, 3)
     yield reader
     reader.close()
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[LimitedProcess]:
+    process = LimitedProcess(DECODER)
+    yield process
+    process.close()
 
 
 def tone(rate: int, seconds: float = 1.0) -> np.ndarray[Any, Any]:
@@ -82,29 +94,77 @@ def test_sounds_of_a_request_have_one_limit(monkeypatch: pytest.MonkeyPatch, rea
     assert says(caught.value, "inputs: 2 s long at most 1 s")
 
 
-def test_sounds_of_a_prompt_have_one_limit(reader: SoundReader) -> None:
+def test_sounds_of_a_prompt_have_one_limit(decoder: LimitedProcess) -> None:
     """Of three seconds. Errors name the sound."""
     second = wav(bytes(2 * RATE))
     files = [EncodedSound(second, f"sound {number}") for number in range(4)]
-    assert [len(samples) for samples in reader.read_prompt(files[:3])] == [RATE] * 3
+    reader = PromptSounds(RATE, 3)
+    assert [len(samples) for samples in reader.read(files[:3], decoder, math.inf)] == [RATE] * 3
     with pytest.raises(InvalidRequest) as caught:
-        reader.read_prompt(files)
+        reader.read(files, decoder, math.inf)
     assert caught.value.field == "sound 3"
     with pytest.raises(InvalidRequest) as caught:
-        reader.read_prompt([files[0], EncodedSound(b"no sound", "other")])
+        reader.read([files[0], EncodedSound(b"no sound", "other")], decoder, math.inf)
     assert caught.value.field == "other"
 
 
-def test_sounds_of_a_prompt_have_one_limit_of_time(monkeypatch: pytest.MonkeyPatch, reader: SoundReader) -> None:
-    """Each of these alone is decoded in it, and they have few samples."""
+def test_sounds_of_a_prompt_have_one_limit_of_time(monkeypatch: pytest.MonkeyPatch, decoder: LimitedProcess) -> None:
+    """Each of these alone is decoded in it, and they have few samples. A shorter turn says nothing about them."""
     slow = EncodedSound(many_chunks(200_000), "slow")
+    reader = PromptSounds(RATE, 3)
     monkeypatch.setattr(sounds, "_SECONDS_PER_SECOND", 0.0)
-    _, used = sounds._decode(sounds.DecodeSound(slow.data, RATE, RATE), reader._decoder, 60.0)  # type: ignore[arg-type]
+    _, used = sounds._decode(sounds.DecodeSound(slow.data, RATE, RATE), decoder, math.inf, 60.0)
     assert used > 0
     monkeypatch.setattr(sounds, "_SECONDS", 4 * used)
-    assert len(reader.read_prompt([slow])) == 1
+    assert len(reader.read([slow], decoder, math.inf)) == 1
     with raises(InvalidRequest, "slow: too long decode"):
-        reader.read_prompt([slow] * 16)
+        reader.read([slow] * 16, decoder, math.inf)
+    with pytest.raises(Expired):
+        reader.read([slow] * 16, decoder, 2 * used)
+
+
+@pytest.fixture
+def preparer() -> Iterator[MediaPreparer[DecodedMedia]]:
+    started = MediaPreparer(lambda _request, media: media, PromptSounds(RATE))
+    yield started
+    started.close()
+
+
+def prompt(images: list[EncodedImage], files: list[bytes]) -> TokenRequest:
+    media = MediaPrompt("", images, [EncodedSound(file, f"sound {number}") for number, file in enumerate(files)])
+    encoded_prompt = EncodedPrompt([1], media_prompt=media)
+    return TokenRequest(request_id="r", prompt=encoded_prompt, sampling_params=SamplingParams())
+
+
+def picture() -> EncodedImage:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 3)).save(file, "PNG")
+    return EncodedImage(file.getvalue(), 12, "image")
+
+
+def test_media_of_others_do_not_wait_for_a_hostile_sound(preparer: MediaPreparer[DecodedMedia]) -> None:
+    """It may take 77 s of CPU time, and would take more."""
+    hostile = preparer.submit(prompt([], [many_chunks(2_600_000)] * 64))
+    image = preparer.submit(prompt([picture()], []))
+    both = preparer.submit(prompt([picture()], [wav(bytes(800), rate=8_000)]))
+    assert hostile is not None
+    assert image is not None
+    assert both is not None
+    assert [each.size for each in image.result(300).images] == [(4, 3)]
+    assert not hostile.done()
+    found = both.result(300)
+    assert ([each.size for each in found.images], len(found.sounds)) == ([(4, 3)], 1)
+    assert not hostile.done()
+
+
+def test_a_sound_that_is_refused_fails_its_prompt_only(preparer: MediaPreparer[DecodedMedia]) -> None:
+    refused = preparer.submit(prompt([picture()], [b"no sound"]))
+    whole = preparer.submit(prompt([], [wav(bytes(200))]))
+    assert refused is not None
+    assert whole is not None
+    with raises(InvalidRequest, "sound 0: not format"):
+        refused.result(300)
+    assert len(whole.result(300).sounds[0]) == 100
 
 
 def test_wav_files_of_many_chunks_are_left_to_the_decoder(reader: SoundReader) -> None:
