@@ -36,7 +36,7 @@ _COMPUTING_FOR = 3.0
 """Seconds for which observed CPU use counts as proof that something is being computed."""
 
 _LEAST_USE = 0.01
-"""Share of a core below which a thread is only waiting."""
+"""Share of a core below which a thread does not even try to compute."""
 
 
 class Activity(enum.IntEnum):
@@ -126,8 +126,7 @@ class Heartbeat:
     def start(self, *, patience: float) -> None:
         """Record that the engine accepts requests, and start to monitor it. The thread that runs the loop calls it."""
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
-            clock = time.pthread_getcpuclockid(threading.get_ident())
-            self._cpu_seconds = lambda: time.clock_gettime(clock)
+            self._cpu_seconds = _ComputingClock().seconds
         now = self._clock()
         cells = self._cells
         cells[_PULSE] = cells[_PROGRESS] = now
@@ -180,7 +179,7 @@ class Heartbeat:
                 cells[_PROGRESS] = min(now, cells[_PROGRESS] + now - cells[_SINCE])
 
     def beat(self) -> None:
-        """Record that the threads of this process run, and whether the current call uses the CPU."""
+        """Record that the threads of this process run, and whether the current call uses the CPU, or is waiting for it."""
         cells = self._cells
         self._beats += 1
         now = self._clock()
@@ -198,6 +197,24 @@ class Heartbeat:
         self._cpu = now, own_now, others_now
         if computing:
             cells[_COMPUTING] = now
+
+
+class _ComputingClock:
+    """Measures for how long the thread that makes it has run, or has been kept from that by others.
+
+    On a busy machine, those of a low priority, such as a shadow's, get less than `_LEAST_USE`.
+    """
+
+    def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._kept = 0.0
+
+    def seconds(self) -> float:
+        """Return the seconds until now. Without a free file descriptor or this file, only those of running are added."""
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:  # noqa: PTH123
+            self._kept = int(file.read().split()[1]) / 1e9
+        return time.clock_gettime(self._clock) + self._kept
 
 
 class HeartbeatReader:
