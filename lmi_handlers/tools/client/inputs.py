@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -92,18 +93,36 @@ def input_files(location: str) -> list[InputFile]:
     """Return the files of a location, in the order of their names. Raises `ConfigError` or `LoadFailed`.
 
     A location is a file, a folder with all files below it, or an S3 URL with all objects whose keys begin with it. Hidden
-    files are left out.
+    files are left out, and a folder with a link out of it is refused: who made the link may not be allowed to read what it
+    leads to, and what is read is sent to a server.
     """
     if not is_s3(location):
         path = Path(location)
         if path.is_dir():
-            names = sorted(found.relative_to(path).as_posix() for found in path.rglob("*") if found.is_file())
-            return [LocalFile(path / name, name) for name in names if not _is_hidden(name)]
+            return [LocalFile(path / name, name) for name in sorted(_names_below(path))]
         if not path.exists():
             raise ConfigError(f"--input {location} does not exist")
         return [LocalFile(path, path.name)]
     bucket = _bucket(location)
     return [ObjectFile(bucket, item) for item in bucket.beginning_with() if not _is_hidden(item.name)]
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    """Yield the names of the files below a folder. Raises `ConfigError` for a link out of it."""
+    for found in folder.rglob("*"):
+        name = found.relative_to(folder).as_posix()
+        if _is_hidden(name):
+            continue
+        if (target := target_outside(found, folder)) is not None:
+            raise ConfigError(f"--input {folder}: {name} is a link to {target}, which is not in this folder")
+        if found.is_file():
+            yield name
+
+
+def target_outside(path: Path, folder: Path) -> Path | None:
+    """Return where a link leads if that is not in the folder, and None for all else."""
+    target = Path(os.path.realpath(path))  # unlike `resolve`, it takes links that lead to each other
+    return target if path.is_symlink() and not target.is_relative_to(folder.resolve()) else None
 
 
 def _bucket(location: str) -> Bucket:

@@ -15,6 +15,7 @@ from lmi_handlers.core.terminal import show
 from lmi_handlers.model_files.s3_url import S3Url
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
+from lmi_handlers.tools.client.inputs import target_outside
 
 _UPLOADED_FOR = "lmi-deployment"
 """Metadata of each object that an upload makes. Its value is the deployment's name and the folder's digest."""
@@ -62,7 +63,7 @@ def _check_link(folder: Path, directory: Path) -> None:
 
 def _check_inside(path: Path, directory: Path) -> None:
     """Raise `ConfigError` for a link out of the directory: who made it may not be allowed to read what it leads to."""
-    if path != directory and path.is_symlink() and not (target := path.resolve()).is_relative_to(directory.resolve()):
+    if path != directory and (target := target_outside(path, directory)) is not None:
         raise ConfigError(
             f"{path} is a link to {target}, which is not in {directory}: add --follow-links to upload what it leads to"
         )

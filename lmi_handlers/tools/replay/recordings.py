@@ -101,13 +101,24 @@ def recorded_requests(files: list[InputFile]) -> Iterator[Recorded | Broken]:
         try:
             if (found := _REQUEST.fullmatch(name)) and found["type"] in _TYPES:
                 yield _of_file(file, found, named, answers.get(found["name"]))
-            elif len(files) == 1 or name.endswith(_LINES):
+            elif name.endswith(_LINES):
                 yield from _of_lines(file)
+            elif len(files) == 1:  # under any name
+                for line in _of_lines(file):
+                    yield Broken(line.place, line.cause + _hint(name)) if isinstance(line, Broken) else line
             else:
                 cause = f"not {_LINES[0]}, nor .request.json, nor an .answer.json to one"
-                yield Broken(name, cause)
+                yield Broken(name, cause + _hint(name))
         except (OSError, EOFError, zlib.error, LMIError) as error:  # the last is of S3, or `_Unreadable`
             yield Broken(name, str(error))
+
+
+def _hint(name: str) -> str:
+    """Return what to do about a file of an unexpected name that is probably a request."""
+    stem, _, kind = name.rpartition(".")
+    if not stem or kind not in _TYPES or _ANSWER.fullmatch(name):
+        return ""
+    return f"; a request's name is {PurePosixPath(stem).name}.request.{kind}"
 
 
 def _of_file(

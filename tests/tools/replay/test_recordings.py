@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from facts import raises
 from recordings import capture_record
 
-from lmi_handlers.core.errors import LoadFailed
+from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.inputs import InputFile, input_files
 from lmi_handlers.tools.replay import recordings
@@ -142,6 +143,43 @@ def test_a_folder_of_requests(tmp_path: Path) -> None:
         CompleteAnswer(422, "application/json", b'{"error":"x"}'),
     )
     assert (new.content_type, new.answer) == ("text/plain", None)
+
+
+def test_a_request_of_another_name_is_told_its_name(tmp_path: Path) -> None:
+    """Alone, its lines are read as Data Capture's."""
+    folder = tmp_path / "generate"
+    folder.mkdir()
+    (folder / "hello.json").write_bytes(BODY)
+    (alone,) = read(tmp_path)
+    assert isinstance(alone, Broken)
+    (folder / "hello.answer.json").write_bytes(ANSWER)
+    (folder / "README").write_bytes(b"about")
+    readme, answer, request = read(tmp_path)
+    hints = ["hello.request.json" in broken.cause for broken in (alone, readme, answer, request)]  # type: ignore[union-attr]
+    assert hints == [True, False, False, True]
+
+
+def test_a_link_out_of_a_folder_is_not_followed(tmp_path: Path) -> None:
+    """What is read is sent to a server. A link within the folder, and one that is named itself, are the user's own."""
+    folder = tmp_path / "day"
+    folder.mkdir()
+    secret, inside = tmp_path / "secret", folder / "a.jsonl"
+    for file in (secret, inside):
+        file.write_bytes(capture_record(BODY, ANSWER, "application/json"))
+    (folder / "b.jsonl").symlink_to(inside)
+    (folder / "round").symlink_to("round")
+    assert [found.place for found in read(folder)] == ["a.jsonl:1", "b.jsonl:1"]
+    for target in (secret, tmp_path, tmp_path / "missing"):
+        link = folder / "c.jsonl"
+        link.symlink_to(target)
+        with raises(ConfigError, f"c.jsonl {target}"):
+            read(folder)
+        link.unlink()
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert len(read(link)) == 2
+    (tmp_path / "link.jsonl").symlink_to(secret)
+    assert len(read(tmp_path / "link.jsonl")) == 1
 
 
 @pytest.mark.parametrize(
