@@ -16,6 +16,7 @@ from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, heartbeat, job_queue, shared_answers
+from lmi_handlers.laptop.sagemaker_runtime import data_capture
 from lmi_handlers.media import files, images
 from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
@@ -84,6 +85,7 @@ FIXED: dict[str, float] = {
     "labels of API keys, and tenants, with series of their own in `/metrics`": keys.MAX_LABELS,
     "characters of an adapter's options for a model's own code": adapters.MAX_OPTIONS_SIZE,
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
+    "files of [Data Capture](local-runtime.md#data-capture) together": data_capture.MAX_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,
     "members of an archive": archive.MAX_MEMBERS,
     "a JSON file of a model": complete.MAX_JSON,

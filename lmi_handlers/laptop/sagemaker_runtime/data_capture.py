@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -19,6 +20,15 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.laptop.sagemaker_runtime.bodies import MAX_BODY, read_body
 from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 
+MAX_BYTES = 10 << 30
+"""Bytes of all files in the folder. Where there are more, nothing is captured."""
+
+_LOOK_BYTES = 64 << 20
+"""A worker counts what is in the folder each time that it has written so much, since the others write there, too."""
+
+_LOOK_SECONDS = 60.0
+"""A worker whose folder is full counts again after this time."""
+
 logger = logging.getLogger(__name__)
 
 _WRITING = threading.Lock()
@@ -28,12 +38,15 @@ _WRITING = threading.Lock()
 class DataCapture:
     """Writes a line for each 2xx answer. Each web worker has a file per hour, below the endpoint and its variant.
 
-    The files grow as long as there are requests. Only their owner can read them, because prompts may be private.
+    The folder may grow to about `MAX_BYTES`. Only their owner can read the files, because prompts may be private.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._worker = uuid.uuid4()
+        self._room = 0
+        """Bytes that may be written before the folder is looked at again."""
+        self._full_until = 0.0
 
     def check(self) -> None:
         """Raise `ConfigError` if the folder cannot be written to."""
@@ -45,19 +58,49 @@ class DataCapture:
         except OSError as error:
             raise ConfigError(f"the folder for Data Capture, {self._folder}: {error.strerror}") from error
 
-    def begin(self, endpoint: str) -> CapturedRequest:
-        """Return the request that Flask is handling, to be written with its answer. Raises a `ServiceError`."""
-        return CapturedRequest(self._folder, f"{self._worker}.jsonl", endpoint)
+    def begin(self, endpoint: str) -> CapturedRequest | None:
+        """Return the request that Flask is handling, to be written with its answer, or None if the folder is full.
+
+        Raises a `ServiceError`.
+        """
+        with _WRITING:
+            has_room = self._has_room()
+        return CapturedRequest(self, endpoint, f"{self._worker}.jsonl") if has_room else None
+
+    def _has_room(self) -> bool:
+        if self._room > 0 or (now := time.monotonic()) < self._full_until:
+            return self._room > 0
+        try:
+            size = sum(file.stat().st_size for file in self._folder.rglob("*.jsonl"))
+        except OSError:  # somebody has just moved a part of it
+            size = 0
+        self._room = min(MAX_BYTES - size, _LOOK_BYTES)
+        if self._room <= 0:
+            self._full_until = now + _LOOK_SECONDS
+            logger.warning("Data Capture: %s has %d bytes, so no more is captured", self._folder, size)
+        return self._room > 0
+
+    def append(self, name: str, line: bytes) -> None:
+        """Append a line to a file of the folder. A failure is logged."""
+        file = self._folder / name
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _WRITING, open(file, "ab", buffering=0, opener=_private) as lines:
+                self._room -= len(line)
+                append_line(lines, line)
+        except OSError as error:
+            logger.warning("Data Capture: cannot write %s: %s", file, error.strerror)
 
 
 class CapturedRequest:
     """A request that waits for its answer. It is complete, because an answer outlives Flask's own request."""
 
-    def __init__(self, folder: Path, file: str, endpoint: str) -> None:
+    def __init__(self, capture: DataCapture, endpoint: str, file: str) -> None:
         headers = request.headers
         when = datetime.now(timezone.utc)
         variant = headers.get(PREFIX + "Target-Variant", "AllTraffic")
-        self._file = folder / endpoint / variant / when.strftime("%Y/%m/%d/%H") / file
+        self._capture = capture
+        self._file = f"{endpoint}/{variant}/{when:%Y/%m/%d/%H}/{file}"
         self._input = _data(read_body(), headers.get("Content-Type", "application/json"), "INPUT")
         attributes = headers.get(PREFIX + "Custom-Attributes")
         metadata = {
@@ -72,13 +115,7 @@ class CapturedRequest:
         """Write the request and its answer, or nothing of them. A failure is logged."""
         captured = {"endpointInput": self._input, "endpointOutput": _data(answer, content_type, "OUTPUT")}
         record = {"captureData": captured, "eventMetadata": self._metadata, "eventVersion": "0"}
-        line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with _WRITING, open(self._file, "ab", buffering=0, opener=_private) as file:
-                append_line(file, line)
-        except OSError as error:
-            logger.warning("Data Capture: cannot write %s: %s", self._file, error.strerror)
+        self._capture.append(self._file, json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
 
     def observed(self, chunks: Iterator[bytes], content_type: str) -> Iterator[bytes]:
         """Yield a streamed answer, and write it when it is complete and not longer than a request may be."""

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
+from flask import Flask
 from lmi_command import lmi
 from runtime_client import runtime_client
 from serving import StartServer
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.laptop.sagemaker_runtime import data_capture
 from lmi_handlers.laptop.sagemaker_runtime.data_capture import DataCapture, append_line
+from lmi_handlers.web.arriving_bodies import ArrivingBodies
 
 BODY = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
 STREAM = {**BODY, "stream": True}
@@ -65,6 +68,30 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         DataCapture(tmp_path / "file" / "capture").check()
     DataCapture(tmp_path / "new" / "capture").check()
     assert list((tmp_path / "new" / "capture").iterdir()) == []
+
+
+def test_a_full_folder_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever worker has filled it, and until somebody moves files out of it."""
+    monkeypatch.setattr(data_capture, "MAX_BYTES", 1000)
+    monkeypatch.setattr(data_capture, "_LOOK_BYTES", 300)
+    first, second = DataCapture(tmp_path), DataCapture(tmp_path)
+    app = Flask("test")
+    app.extensions["lmi_bodies"] = ArrivingBodies.of(1000)
+    with app.test_request_context(method="POST", data=b"{}"):
+        for _ in range(5):
+            assert first.begin("endpoint") is not None
+            first.append("endpoint/lines.jsonl", bytes(199) + b"\n")
+        assert [first.begin("endpoint") for _ in range(3)] == [None] * 3
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(data_capture, "_LOOK_SECONDS", 0.0)
+        assert second.begin("endpoint") is None
+        (tmp_path / "endpoint" / "lines.jsonl").unlink()
+        captured = second.begin("endpoint")
+        assert captured is not None
+        captured.write("application/json", b"{}")
+    assert [file.read_bytes().count(b"\n") for file in tmp_path.rglob("*.jsonl")] == [1]
 
 
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
