@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lmi_handlers.tools.client.apis import APIS
+from lmi_handlers.tools.client.options import explained, model_option, report_options
 
 
 @click.command()
@@ -20,7 +21,7 @@ from lmi_handlers.tools.client.apis import APIS
     show_default=True,
     help="Which API's streams to ask for.",
 )
-@click.option("--model", default="", help="Name of the model, for APIs that have one. Defaults to the server's own.")
+@model_option
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 16384),
@@ -60,10 +61,8 @@ from lmi_handlers.tools.client.apis import APIS
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of all requests. May be repeated."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
-@click.option(
-    "--page", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with plots here."
-)
+@report_options("the figures")
+@explained
 def bench(
     *, json_file: Path | None, page_file: Path | None, goodput: tuple[str, ...], headers: tuple[str, ...], **given: Any
 ) -> None:
@@ -73,13 +72,8 @@ def bench(
 
     Example: lmi bench --api lmi --concurrency 8 --requests 200 --page report.html
     """
-    from lmi_handlers.core.errors import ConfigError
-    from lmi_handlers.core.log import fail
     from lmi_handlers.tools.bench.run import BenchOptions, parse_goodput, parse_headers, run
 
     key = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if os.environ.get("API_KEY") else {}
-    try:
-        options = BenchOptions(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
-        run(options, json_file, page_file)
-    except ConfigError as error:
-        fail(str(error))
+    options = BenchOptions(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
+    run(options, json_file, page_file)

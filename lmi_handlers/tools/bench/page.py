@@ -10,14 +10,14 @@ from typing import Any
 
 from lmi_handlers.tools.bench.load import Timing
 from lmi_handlers.tools.bench.report import Report, as_text, running_over_time, tokens_over_time
+from lmi_handlers.tools.client.page import html_page, html_text
 
 _WIDTH, _HEIGHT, _MARGIN = 560, 220, 44
 _INTERVALS = 60
 _BARS = 40
 _MOST_POINTS = 2000
 
-_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-:root { color-scheme: light dark } pre { overflow-x: auto } main { display: flex; flex-wrap: wrap; gap: 1rem }
+_STYLE = """pre { overflow-x: auto } main { display: flex; flex-wrap: wrap; gap: 1rem }
 figure { margin: 0; max-width: 100% } svg { max-width: 100%; height: auto; font-size: 11px; fill: currentColor }
 .line { fill: none; stroke: #2878c8; stroke-width: 1.5 } .mark { fill: #2878c8 } .axis { stroke: currentColor; opacity: .4 }"""
 
@@ -35,11 +35,11 @@ def as_page(report: Report, timings: Sequence[Timing], arguments: Mapping[str, A
         _line("Unanswered requests", running_over_time(timings)),
         _scatter("Seconds per request, by the time of its start", latencies),
     ]
-    given = "".join(f"<tr><th>{escape(name)}<td>{escape(str(value))}" for name, value in arguments.items())
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>lmi bench</title><style>{_STYLE}</style>'
-        f"<h1>lmi bench</h1><table>{given}</table><pre>{escape(as_text(report))}</pre><main>{''.join(plots)}</main></html>\n"
+    given = "".join(f"<tr><th>{html_text(name)}<td>{html_text(value)}" for name, value in arguments.items())
+    body = (
+        f"<h1>lmi bench</h1><table>{given}</table><pre>{html_text(as_text(report))}</pre><main>{''.join(plots)}</main>"
     )
+    return html_page("lmi bench", _STYLE, body)
 
 
 def _histogram(title: str, unit: str, values: Sequence[float]) -> str:

@@ -19,7 +19,9 @@ from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.bench.report import as_json, as_text, make_report
 from lmi_handlers.tools.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
+from lmi_handlers.tools.client.report_files import report_file
 from lmi_handlers.tools.client.server import ServerUrl
+from lmi_handlers.tools.client.signals import ended_by_signals
 
 _GOODPUT = ("ttft", "tpot", "e2el")
 
@@ -54,6 +56,7 @@ def run(options: BenchOptions, json_file: Path | None, page_file: Path | None) -
     """
     try:
         from lmi_handlers.tools.bench.load import OfferedLoad, send
+        from lmi_handlers.tools.bench.page import as_page
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: {install_command('lmi-handlers[bench]')}") from error
     _check(options)
@@ -72,21 +75,23 @@ def run(options: BenchOptions, json_file: Path | None, page_file: Path | None) -
         headers=options.headers,
         ignore_eos=options.ignore_eos,
     )
-    if options.warm_up:
-        first = {"concurrency": min(options.warm_up, load.concurrency or options.warm_up), "requests": options.warm_up}
-        warm_up, _ = asyncio.run(send(msgspec.structs.replace(load, gaps=None, duration=None, **first)))
-        if all(timing.error is not None for timing in warm_up):
-            raise ConfigError(f"every request of the warm-up failed: {warm_up[0].error}")
-    timings, duration = asyncio.run(send(load))
-    report = make_report(timings, duration, options.goodput)
-    arguments = _arguments(options)
-    show(as_text(report), end="")
-    if json_file is not None:
-        json_file.write_bytes(as_json(report, arguments))
-    if page_file is not None:
-        from lmi_handlers.tools.bench.page import as_page
-
-        page_file.write_text(as_page(report, timings, arguments), encoding="utf-8")
+    with (
+        ended_by_signals(),
+        report_file("--json", json_file) as document,
+        report_file("--page", page_file) as page,
+    ):
+        if options.warm_up:
+            clients = min(options.warm_up, load.concurrency or options.warm_up)
+            first = {"concurrency": clients, "requests": options.warm_up}
+            warm_up, _ = asyncio.run(send(msgspec.structs.replace(load, gaps=None, duration=None, **first)))
+            if all(timing.error is not None for timing in warm_up):
+                raise ConfigError(f"every request of the warm-up failed: {warm_up[0].error}")
+        timings, duration = asyncio.run(send(load))
+        report = make_report(timings, duration, options.goodput)
+        arguments = _arguments(options)
+        show(as_text(report), end="")
+        document.write(as_json(report, arguments))
+        page.write(as_page(report, timings, arguments).encode())
     if not report.completed:
         sys.exit(1)
 

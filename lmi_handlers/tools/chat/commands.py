@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lmi_handlers.tools.client.apis import APIS
-from lmi_handlers.tools.client.options import explained, region_option
+from lmi_handlers.tools.client.options import api_key_option, check_needed, explained, model_option, region_option
 
 
 @click.command("chat")
@@ -24,12 +24,12 @@ from lmi_handlers.tools.client.options import explained, region_option
     show_default=True,
     help="The API in which to ask.",
 )
-@click.option("--model", default="", help="Name of the model, for APIs that have one. Defaults to the server's own.")
+@model_option
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of each request. May be repeated."
 )
-@click.option("--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY.")
+@api_key_option
 @click.option(
     "--history-file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -65,6 +65,7 @@ def chat(
         raise click.UsageError("--url and --endpoint are alternatives")
     chosen: Any
     if endpoint is None:
+        check_needed("--endpoint", region=region, target_model=target_model, component=component)
         chosen = Server(url or "http://127.0.0.1:8080", api, api_key)
     else:
         chosen = SageMakerEndpoint(endpoint, api, region=region, target_model=target_model, component=component)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lmi_handlers.tools.client.options import explained, region_option
+from lmi_handlers.tools.client.options import api_key_option, check_needed, explained, region_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--session-id", help="Session of the request, or NEW_SESSION.")
 @click.option("--custom-attributes")
 @click.option("--inference-id")
-@click.option("--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY.")
+@api_key_option
 @click.option("--raw", is_flag=True, help="Print the bytes of the answer as they are.")
 @explained
 def invoke_command(
@@ -59,6 +59,8 @@ def invoke_command(
 
     if (url is None) == (endpoint_name is None):
         raise click.UsageError("exactly one of --url and --endpoint-name is needed")
+    if endpoint_name is None:
+        check_needed("--endpoint-name", region=region)
 
     def ask(invocation: InvokeRequest) -> AbstractContextManager[StreamedResponse]:
         if url is not None:

@@ -1,9 +1,10 @@
-"""The command line that all tools for servers on AWS share. Every `lmi` builds it, so nothing else is imported here."""
+"""The command line that tools share. `lmi --help` imports it for each of them, so nothing else is imported here."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -11,6 +12,27 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 region_option = click.option("--region", help="Defaults to the region that boto3 is configured with.")
+api_key_option = click.option(
+    "--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY."
+)
+model_option = click.option(
+    "--model", default="", help="Name of the model, for APIs that have one. Defaults to the server's own."
+)
+
+
+def report_options(what: str) -> Callable[[F], F]:
+    """Return the options that name the files of a report: `what` it tells, such as "the figures"."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    as_json = click.option("--json", "json_file", type=file, help=f"Write {what} here, as JSON.")
+    as_page = click.option("--page", "page_file", type=file, help=f"Write {what} here, as a page in HTML.")
+    return lambda command: as_json(as_page(command))
+
+
+def check_needed(option: str, **given: object) -> None:
+    """Raise `click.UsageError` if there is one of the `given` options, by their names: without `option`, none has an effect."""
+    for name, value in given.items():
+        if value is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs {option}")
 
 
 def explained(function: F) -> F:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lmi_handlers.tools.client.options import explained
+from lmi_handlers.tools.client.options import explained, report_options
 from lmi_handlers.tools.conform.apis import APIS
 
 
@@ -31,8 +31,7 @@ from lmi_handlers.tools.conform.apis import APIS
 @click.option(
     "--timeout", type=click.FloatRange(0.1, 3600), default=60.0, show_default=True, help="Seconds for one answer."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the results here.")
-@click.option("--page", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")
+@report_options("the results")
 @explained
 def conform(
     *,
@@ -61,7 +60,9 @@ def conform(
     from lmi_handlers.core import terminal
     from lmi_handlers.core.errors import ConfigError
     from lmi_handlers.core.redaction import redacted
+    from lmi_handlers.tools.client.report_files import report_file
     from lmi_handlers.tools.client.server import ServerUrl
+    from lmi_handlers.tools.client.signals import ended_by_signals
     from lmi_handlers.tools.conform.report import as_json, as_lines, as_page
     from lmi_handlers.tools.conform.run import AskedServer, model_of, results
     from lmi_handlers.tools.conform.vectors import features
@@ -77,23 +78,19 @@ def conform(
     except ConfigError as error:
         raise click.BadParameter(str(error).removeprefix("--"), param_hint="URL") from error
     target = AskedServer(server=server, api_key=api_key, model=model or "", seconds=timeout)
-    target = msgspec.structs.replace(target, model=model or model_of(target))
     found = []
-    for result in results(target, apis, frozenset(accept)):
-        for line in as_lines(result):
-            terminal.show(line)
-        found.append(result)
-    about = {
-        "url": redacted(url),
-        "model": target.model,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    try:
-        if json_file is not None:
-            json_file.write_bytes(as_json(found, about))
-        if page_file is not None:
-            page_file.write_text(as_page(found, about), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the results could not be written: {error}") from error
+    with ended_by_signals(), report_file("--json", json_file) as document, report_file("--page", page_file) as page:
+        target = msgspec.structs.replace(target, model=model or model_of(target))
+        for result in results(target, apis, frozenset(accept)):
+            for line in as_lines(result):
+                terminal.show(line)
+            found.append(result)
+        about = {
+            "url": redacted(url),
+            "model": target.model,
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        document.write(as_json(found, about))
+        page.write(as_page(found, about).encode())
     if not all(result.conforms for result in found):
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lmi_handlers.tools.client.options import explained
+from lmi_handlers.tools.client.options import api_key_option, explained
 
 
 @click.command("explain")
@@ -15,7 +15,7 @@ from lmi_handlers.tools.client.options import explained
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="Server to ask.")
 @click.option("--route", default="/invocations", show_default=True, help="Route that the body is for.")
 @click.option("--text", is_flag=True, help="The body is a text/plain one.")
-@click.option("--api-key", envvar="API_KEY", help="Key of the server. Defaults to the variable API_KEY.")
+@api_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print the server's document.")
 @explained
 def explain_command(*, body: str | None, url: str, route: str, text: bool, api_key: str | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lmi_handlers.tools.client.options import region_option
+from lmi_handlers.tools.client.options import api_key_option, check_needed, region_option, report_options
 
 _CANNOT = 2
 """The exit status where nothing could be replayed, which is also click's for wrong options."""
@@ -28,7 +28,7 @@ _CANNOT = 2
 @click.option("--endpoint-name", help="Endpoint to ask on AWS.")
 @region_option
 @click.option("--accept", help="Type of the answers to ask for. By default, no header Accept is sent.")
-@click.option("--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY.")
+@api_key_option
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1024),
@@ -47,8 +47,7 @@ _CANNOT = 2
 )
 @click.option("--ignore", multiple=True, metavar="FIELD", help="Field that is not compared. May be repeated.")
 @click.option("--compare-sampled", is_flag=True, help="Compare the texts of sampled answers, too.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here.")
-@click.option("--page", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write it here as HTML.")
+@report_options("the report")
 def replay(**given: Any) -> None:
     """Send recorded requests to a server, and compare its answers with the recorded ones.
 
@@ -64,6 +63,8 @@ def replay(**given: Any) -> None:
 
     if sum(given[name] is not None for name in ("model_dir", "url", "endpoint_name")) != 1:
         raise click.UsageError("exactly one of --model-dir, --url and --endpoint-name is needed")
+    if given["endpoint_name"] is None:
+        check_needed("--endpoint-name", region=given["region"])
     try:
         go = run(ReplayOptions(**given))
     except (LMIError, CallRefused, OSError) as error:

@@ -8,17 +8,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
-from lmi_handlers.model_files.storage import LocalFolder
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.inputs import input_files
 from lmi_handlers.tools.client.own_server import own_server
+from lmi_handlers.tools.client.report_files import ReportFile, report_file
 from lmi_handlers.tools.client.server import ServerUrl
 from lmi_handlers.tools.client.signals import ended_by_signals
 from lmi_handlers.tools.replay.page import as_page
@@ -65,8 +65,8 @@ def run(options: ReplayOptions) -> bool:
     arguments = _arguments(options)
     with (
         ended_by_signals(),
-        _new_file("--json", options.json_file) as json_file,
-        _new_file("--page", options.page_file) as page_file,
+        report_file("--json", options.json_file) as json_file,
+        report_file("--page", options.page_file) as page_file,
         _target(options) as target,
     ):
         document = _Document(json_file, arguments)
@@ -76,8 +76,7 @@ def run(options: ReplayOptions) -> bool:
             document.add(outcome)
         summary = collector.summary()
         document.end(summary)
-        if page_file is not None:
-            page_file.write(as_page(summary, collector.shown, arguments).encode())
+        page_file.write(as_page(summary, collector.shown, arguments).encode())
         for line in lines(summary, collector.shown):
             show(line)
     return summary.go
@@ -99,7 +98,7 @@ def _target(options: ReplayOptions) -> Iterator[Target]:
 class _Document:
     """The report as JSON, written while the replay runs."""
 
-    def __init__(self, file: IO[bytes] | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, file: ReportFile, arguments: Mapping[str, Any]) -> None:
         self._file = file
         self._write(f'{{"arguments": {_encoded(arguments)}, "requests": [')
         self._separator = "\n"
@@ -112,34 +111,12 @@ class _Document:
         self._write(f'\n], "summary": {_encoded(summary, indent=2)}}}\n')
 
     def _write(self, text: str) -> None:
-        if self._file is not None:
-            self._file.write(text.encode())
+        self._file.write(text.encode())
 
 
 def _encoded(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON. Unlike msgspec, `json` takes halves of surrogate pairs: servers and file names have them."""
     return json.dumps(msgspec.to_builtins(value), indent=indent)
-
-
-@contextlib.contextmanager
-def _new_file(option: str, path: Path | None) -> Iterator[IO[bytes] | None]:
-    """Yield a file that appears when it is complete, or None without a path. Raises `ConfigError`."""
-    if path is None:
-        yield None
-        return
-    folder = LocalFolder(path.parent)
-    try:
-        file = folder.new_file(path.name)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror}") from error
-    with file:
-        try:
-            yield file
-            file.flush()
-            folder.add(file, path.name)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 def _arguments(options: ReplayOptions) -> dict[str, Any]:

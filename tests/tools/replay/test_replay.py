@@ -128,16 +128,6 @@ def test_broken_lines_are_no_go(echo_server: Server, tmp_path: Path) -> None:
     replayed(tmp_path / "day", echo_server.url, "--allow", "broken:1", status=0)
 
 
-def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
-    """That is said before anything is asked."""
-    (tmp_path / "file").touch()
-    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
-    for option in ("--json", "--page"):
-        arguments = ["--url", f"http://127.0.0.1:{free_port()}", option, str(tmp_path / "file" / "report")]
-        result = lmi("replay", "--input", str(tmp_path / "day.jsonl"), *arguments)
-        assert (result.exit_code, "failed" in result.output) == (2, False)
-
-
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
 def test_a_replay_that_is_ended_leaves_no_part_of_a_report(ended_by: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))

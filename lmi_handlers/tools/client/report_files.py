@@ -1,0 +1,61 @@
+"""Files for reports: a tool finds out that one cannot be written before it asks anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.storage import LocalFolder
+
+
+class ReportFile:
+    """A report that is being written. Without a file, nothing is."""
+
+    def __init__(self, option: str, path: Path | None, file: IO[bytes] | None) -> None:
+        self._option = option
+        self._path = path
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        """Write a part. Raises `ConfigError`."""
+        if self._file is not None:
+            with self.explained():
+                self._file.write(data)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise `ConfigError` for errors of the file."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"{self._option} {self._path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
+    """Yield the file that an option names, if it does. It appears when it is complete. Raises `ConfigError`.
+
+    Anything but a regular file, such as /dev/stdout, is written to as it is.
+    """
+    if path is None:
+        yield ReportFile(option, None, None)
+        return
+    folder = LocalFolder(path.parent)
+    in_place = path.is_symlink() or (path.exists() and not path.is_file())
+    with ReportFile(option, path, None).explained():
+        file = path.open("wb") if in_place else folder.new_file(path.name)
+    report = ReportFile(option, path, file)
+    with file:
+        try:
+            yield report
+            with report.explained():
+                file.flush()
+                if not in_place:
+                    folder.add(file, path.name)
+        except BaseException:
+            if not in_place:
+                Path(file.name).unlink(missing_ok=True)
+            raise

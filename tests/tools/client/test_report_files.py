@@ -1,0 +1,84 @@
+"""Files for reports, and options of tools that would have no effect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from lmi_command import lmi
+from recordings import capture_record
+from serving import free_port
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.tools.client.report_files import report_file
+
+
+def test_a_report_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "reports" / "report"
+    with report_file("--json", path) as file:
+        file.write(b"one")
+        assert not path.exists()
+        file.write(b"two")
+    assert path.read_bytes() == b"onetwo"
+    with pytest.raises(KeyError), report_file("--json", path) as file:
+        file.write({}[b"three"])
+    assert [found.read_bytes() for found in path.parent.iterdir()] == [b"onetwo"]
+    with report_file("--json", None) as file:
+        file.write(b"nowhere")
+
+
+def test_what_is_no_regular_file_is_written_to_as_it_is(tmp_path: Path) -> None:
+    """A file in place of /dev/stdout or /dev/null would be of no use, and root can make one."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "target")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with report_file("--json", pipe) as file:
+            file.write(b"report")
+        assert os.read(reader, 100) == b"report"
+    finally:
+        os.close(reader)
+    with report_file("--json", link) as file:
+        file.write(b"report")
+    assert (pipe.is_fifo(), link.is_symlink(), link.read_bytes()) == (True, True, b"report")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named() -> None:
+    with pytest.raises(ConfigError) as caught, report_file("--page", Path("/dev/full")) as file:
+        file.write(b"report")
+    assert "--page /dev/full" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--json", "--page"])
+@pytest.mark.parametrize("tool", ["bench", "conform", "replay"])
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
+    tool: str, option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
+    url = f"http://127.0.0.1:{free_port()}"
+    target = {"bench": ["--url", url], "conform": [url], "replay": ["--url", url, "--input", str(tmp_path)]}
+    path = tmp_path / "file" / "report"
+    result = lmi(tool, *target[tool], option, str(path))
+    assert result.exit_code == (2 if tool == "replay" else 1), result.output
+    assert f"{option} {path}: " in result.output
+    assert "refused" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("chat", "--url", "http://127.0.0.1:1", "--target-model", "m"),
+        ("chat", "--component", "c"),
+        ("chat", "--region", "eu-west-1"),
+        ("invoke", "--url", "http://127.0.0.1:1", "--region", "eu-west-1", "{}"),
+        ("replay", "--input", "day.jsonl", "--url", "http://127.0.0.1:1", "--region", "eu-west-1"),
+    ],
+)
+def test_options_of_endpoints_need_one(arguments: tuple[str, ...]) -> None:
+    result = lmi(*arguments)
+    assert result.exit_code == 2
+    assert "needs --endpoint" in result.output
