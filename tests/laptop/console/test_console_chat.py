@@ -8,10 +8,10 @@ from typing import Any
 import console_pages
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from console_pages import END, ask, delta, events, opened, send
-from playwright.sync_api import Browser, Page, expect
+from console_pages import APIS, END, ask, delta, events, opened, send
+from playwright.sync_api import Browser, Page, Route, expect
 from recording_proxy import recording_proxy
-from serving import Server
+from serving import Server, StartServer
 
 pytestmark = console_pages.MARKS
 browser, page, server = console_pages.browser, console_pages.page, console_pages.server
@@ -215,6 +215,72 @@ def test_a_message_is_edited_and_an_answer_is_made_again(server: Server, page: P
         assert said(proxy) == [("user", "three")]
         expect(page.locator("#conversation .message")).to_have_count(2)
         expect(page.locator("#answer")).to_have_text("answer three")
+
+
+DEADLINES = "option.echo_tokens_per_second=40\noption.response_deadline=1.5\noption.stream_deadline=1.5\n"
+
+
+def test_an_answer_that_a_deadline_has_cut_goes_on(start_server: StartServer, page: Page) -> None:
+    """In each API, streamed or not: the answer is whole, and the conversation has it."""
+    server = start_server("option.rolling_batch=echo\n" + DEADLINES, "--local-runtime")
+    text = "A question that takes the server longer to answer than one request may last, again and again, to its end."
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        for api, streams in [(api, True) for api in APIS] + [("lmi", False), ("openai-responses", False)]:
+            del proxy.recorded[:]
+            page.click("#clear")
+            page.click(f"#apis-{api}")
+            page.set_checked("#stream", streams)
+            page.set_checked("#probabilities", streams)
+            ask(page, text)
+            expect(page.locator("#answer")).to_contain_text(text)
+            expect(page.locator("#failure")).to_be_hidden()
+            sent = [json.loads(body.sent) for body in proxy.recorded]
+            assert len(sent) > 1, api
+            assert [body.pop("continuation", None) is None for body in sent] == [True] + [False] * (len(sent) - 1)
+            assert all(body == sent[0] for body in sent)
+            expect(page.locator("#figures")).to_contain_text(f"{len(sent)} requests")
+
+
+def test_the_rest_of_an_answer_that_comes_late_is_asked_for_again(server: Server, page: Page) -> None:
+    """As `lmi chat` does. Whole calls of tools in a later part replace those of the parts before."""
+    cut = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length", "continuation": "T"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    late = (504, json.dumps({"error": {"message": "too late"}}))
+    refused = (400, json.dumps({"error": {"message": "it has expired"}}))
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    parts: list[tuple[int, str]] = []
+    sent: list[dict[str, Any]] = []
+
+    def streamed(*records: object) -> tuple[int, str]:
+        return 200, events(*records)[1].decode()
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.post_data_json)
+        status, body = parts.pop(0)
+        kind = "text/event-stream" if body.startswith("data:") else "application/json"
+        route.fulfill(status=status, content_type=kind, body=body)
+
+    opened(page, server.url)
+    page.route(f"**{CHAT}", answer)
+    page.click("#apis-openai-chat")
+    whole = streamed(delta(content=" two"), END, usage)
+    parts += [streamed(delta(content="one"), cut, usage), late, late, late, whole]
+    ask(page, "?")
+    expect(page.locator("#answer")).to_have_text("one two")
+    expect(page.locator("#figures")).to_contain_text("3 prompt tokens · 4 generated")
+    assert [body.get("continuation") for body in sent] == [None, "T", "T", "T", "T"]
+    for failed in ([late] * 4, [refused]):
+        parts += [streamed(delta(content="one"), cut), *failed]
+        ask(page, "again")
+        expect(page.locator("#failure")).to_have_text("too late" if failed[0] is late else "it has expired")
+        assert parts == []
+    for token in ("T", None):
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "length", "continuation": token}
+        parts.append((200, json.dumps({"choices": [choice]})))
+    ask(page, "call")
+    expect(page.locator("#answer")).to_have_text("weather({})")
 
 
 def test_conversations_are_kept_until_they_are_deleted(server: Server, page: Page) -> None:

@@ -19,6 +19,7 @@ export class AnswerView {
   #info = $("token");
   #slider = $("token-at");
   #tokens = [];
+  #part = 0; // the first token of the part that arrives
   #reasoning = null;
   #text = null;
   #isRich = false;
@@ -46,10 +47,17 @@ export class AnswerView {
     toggle(this.#info, false);
     toggle($("token-box"), false);
     this.#tokens = [];
+    this.#part = 0;
     this.#reasoning = this.#text = this.#markdown = null;
     this.#isRich = isRich;
     this.#delay = SOON;
     this.#length = this.#left = 0;
+  }
+
+  // Begins a part of the answer, the first one or the rest of one that was cut.
+  beginPart() {
+    this.flush();
+    this.#part = this.#tokens.length;
   }
 
   // Adds what was read: {text, reasoning, tokens, tops}. `wanted` tells whether probabilities are.
@@ -85,8 +93,9 @@ export class AnswerView {
     } else if (text) {
       this.#addText(text);
     }
-    tops?.forEach((top, index) => { // the alternatives of some APIs arrive only at the end
-      if (this.#tokens[index]) this.#tokens[index].top = top;
+    tops?.forEach((top, index) => { // the alternatives of some APIs arrive only at the end of a part
+      const token = this.#tokens[this.#part + index];
+      if (token) token.top = top;
     });
   }
 
@@ -150,16 +159,18 @@ export class AnswerView {
 }
 
 // Shows how many tokens there were, and how long they took.
-export function showFigures(outcome, record) {
-  const end = record.ended ?? performance.now();
+export function showFigures(outcome, last) {
+  const { started, first, pieces } = outcome.opening ?? last;
+  const end = last.ended ?? performance.now();
   const generated = outcome.generated ?? (outcome.tokens || null);
   const parts = [];
   if (outcome.prompt != null) parts.push(`${outcome.prompt} prompt tokens`);
   if (generated != null) parts.push(`${generated} generated`);
-  if (record.first) parts.push(`first after ${duration((record.first - record.started) / 1000)}`);
-  parts.push(duration((end - record.started) / 1000));
-  if (record.first && generated > 1 && end > record.first + 20 && record.pieces.length > 1) parts.push(`${(generated / ((end - record.first) / 1000)).toFixed(1)} tokens/s`);
+  if (first) parts.push(`first after ${duration((first - started) / 1000)}`);
+  parts.push(duration((end - started) / 1000));
+  if (first && generated > 1 && end > first + 20 && pieces.length > 1) parts.push(`${(generated / ((end - first) / 1000)).toFixed(1)} tokens/s`);
+  if (outcome.parts > 1) parts.push(`${outcome.parts} requests`);
   if (outcome.finish) parts.push(shown(outcome.finish, 40));
-  if (record.stopped) parts.push("stopped");
+  if (last.stopped) parts.push("stopped");
   $("figures").textContent = parts.join(" · ");
 }

@@ -72,7 +72,10 @@ async function ask(target, request, outcome) {
   let painted = 0;
   const before = cleared;
   const record = await exchange(target, request, outcome, running.signal, {
-    began: (head) => wire.keep(target, head),
+    began: (head) => {
+      wire.keep(target, head);
+      if (cleared === before) answer.beginPart();
+    },
     arrived: (reads, current) => {
       if (cleared !== before) return;
       answer.add(reads, request.probabilities);
