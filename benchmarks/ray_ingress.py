@@ -10,7 +10,9 @@ from typing import Any
 
 from http_load import invocation, run_load
 from report import number, print_table
-from servers import Process, Server, fastapi_server, free_port, running
+from servers import Process, Server, fastapi_server, running
+
+from lmi_handlers.workers.process import free_ports
 
 SERVERS = (1, 64)
 STREAMS, PACE, TOKENS = 200, 20, 100
@@ -32,7 +34,7 @@ def measure_ingress(written: tuple[Path, str], directory: Path) -> list[dict[str
 
 
 def _measure(program: Path, text: str, servers: int, directory: Path, peer: Server) -> dict[str, Any]:
-    port, metrics_port = free_port(), free_port()
+    port, metrics_port = free_ports(2)
     file, admin = directory / f"haproxy-{servers}.cfg", directory / f"haproxy-{servers}.sock"
     file.write_text(_configuration(text, servers, admin, (port, metrics_port), peer.port))
     log = directory / "haproxy.log"
@@ -73,7 +75,7 @@ def _configuration(text: str, servers: int, admin: Path, ports: tuple[int, int],
     text = re.sub(r"stats socket \S+", f"stats socket {admin}", text)
     text = re.sub(r"(frontend prometheus\s+bind )\S+", rf"\g<1>127.0.0.1:{ports[1]}", text)
     text = re.sub(r"(frontend http_frontend\s+bind )\S+", rf"\g<1>127.0.0.1:{ports[0]}", text)
-    text = re.sub(r"(listen stats\s+bind )\S+", rf"\g<1>127.0.0.1:{free_port()}", text)
+    text = re.sub(r"(listen stats\s+bind )\S+", rf"\g<1>127.0.0.1:{free_ports(1)[0]}", text)
     text = re.sub(r"option httpchk GET \S+", "option httpchk GET /ping", text)
     text = re.sub(
         r"^ *(server-state-\w+|load-server-state).*\n|^ *server \S+ .* backup\n", "", text, flags=re.MULTILINE

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from servers import Process, Server, free_port, running
+from servers import Process, Server, running
 
 from lmi_handlers.ray.environ import node_environ, ray_environ
+from lmi_handlers.workers.process import free_ports
 
 NODES = 2
 READY_TIMEOUT = 180.0
@@ -46,7 +47,7 @@ class Cluster:
 
     def __init__(self, address: str, nodes: list[Process]) -> None:
         self.address = address
-        self.port = free_port()  # Ray keeps the first one while the cluster runs
+        [self.port] = free_ports(1)  # Ray keeps the first one while the cluster runs
         self._nodes = nodes
 
     def processes(self) -> dict[str, list[Process]]:
@@ -83,7 +84,7 @@ class Cluster:
 @contextmanager
 def ray_cluster(directory: Path) -> Iterator[Cluster]:
     """Run the nodes. Their ports are free ones, but those of Ray's HAProxy are fixed: there can be only one cluster."""
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with ExitStack() as stack:
         nodes: list[Process] = []
         for number in range(NODES):

@@ -21,6 +21,7 @@ from s3_store import BUCKET, KEY
 
 from lmi_handlers.model_files.fetch import fetched
 from lmi_handlers.model_files.model_cache import ModelCache
+from lmi_handlers.workers.process import free_ports
 
 RATE = Target(0.9)
 _SIZE = 1 << 30
@@ -67,9 +68,7 @@ def _seconds_of_boto3(target: Path) -> float:
 
 @contextmanager
 def _server(source: Path, crc32: str) -> Iterator[str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    [port] = free_ports(1)
     process = subprocess.Popen([sys.executable, s3_store.__file__, str(port), str(source), crc32])
     try:
         while process.poll() is None and socket.socket().connect_ex(("127.0.0.1", port)):

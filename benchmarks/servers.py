@@ -9,7 +9,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from lmi_handlers.workers.process import free_ports
 
 _PHASE = re.compile(rb'"phase": "(.*?)"')  # as our `/ping` has it
 HERE = Path(__file__).parent
@@ -177,7 +178,7 @@ def loading_lmi_server(
     directory.mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in properties.items()]
     (directory / "serving.properties").write_text("".join(lines))
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(directory)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     with running(command, directory / "server.log", environ) as process:
@@ -192,7 +193,7 @@ def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -
     """
     directory.mkdir(exist_ok=True)
     (directory / "records").write_bytes(records)
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "peer_fastapi:app", "--host", "127.0.0.1"]
     command += [
         "--port",
@@ -216,7 +217,7 @@ def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -
 def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Iterator[Server]:
     """Run `vllm serve` on the model with the engine arguments `options`, without access and statistics logs."""
     directory.mkdir(exist_ok=True)
-    port = free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable,
         str(HERE / "peer_vllm.py"),
@@ -242,7 +243,7 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
 def llama_cpp_server(directory: Path, gguf_file: Path, slots: int, slot_tokens: int) -> Iterator[Server]:
     """Run llama.cpp's server on a GGUF file, for `slots` requests at a time of at most `slot_tokens` each."""
     directory.mkdir(exist_ok=True)
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, str(HERE / "peer_llama_cpp.py"), str(gguf_file), str(port), str(slots), str(slot_tokens)]
     with running(command, directory / "server.log", {}) as process:
         server = Server(process, port, directory / "server.log", ready_path="/health")
@@ -318,11 +319,3 @@ def running(
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens at the moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
