@@ -48,14 +48,16 @@ def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
     with ReportFile(option, path, None).explained():
         file = path.open("wb") if in_place else folder.new_file(path.name)
     report = ReportFile(option, path, file)
-    with file:
-        try:
-            yield report
-            with report.explained():
-                file.flush()
-                if not in_place:
-                    folder.add(file, path.name)
-        except BaseException:
+    try:
+        yield report
+        with report.explained():
+            file.flush()
             if not in_place:
-                Path(file.name).unlink(missing_ok=True)
-            raise
+                folder.add(file, path.name)
+            file.close()
+    except BaseException:
+        with contextlib.suppress(OSError):  # what cannot be written, it tries once more
+            file.close()
+        if not in_place:
+            Path(file.name).unlink(missing_ok=True)
+        raise
