@@ -16,7 +16,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError
 from lmi_handlers.tools.batch_transform.settings import ExecutionParameters
-from lmi_handlers.tools.client.server import ServerUrl
+from lmi_handlers.tools.client.server import ServerUrl, authorization
 
 _PING_SECONDS = 5.0
 _LOADING_SECONDS = 3600.0
@@ -66,10 +66,7 @@ class ServerClient:
         self._timeout = timeout
         self._max_retries = max_retries
         self._threads = threading.local()
-        key = os.environ.get("API_KEY", "")
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError("API_KEY must have printable ASCII characters only")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = authorization(os.environ.get("API_KEY"))
 
     def invoke(self, body: bytes, content_type: str, accept: str | None) -> HttpResponse:
         """Send a body to `/invocations`. Raises `ServerLost`."""

@@ -73,7 +73,8 @@ def bench(
     Example: lmi bench --api lmi --concurrency 8 --requests 200 --page report.html
     """
     from lmi_handlers.tools.bench.run import BenchOptions, parse_goodput, parse_headers, run
+    from lmi_handlers.tools.client.server import authorization
 
-    key = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if os.environ.get("API_KEY") else {}
+    key = authorization(os.environ.get("API_KEY"))
     options = BenchOptions(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
     run(options, json_file, page_file)

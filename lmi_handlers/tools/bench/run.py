@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from lmi_handlers.tools.client.server import ServerUrl
 from lmi_handlers.tools.client.signals import ended_by_signals
 
 _GOODPUT = ("ttft", "tpot", "e2el")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +118,10 @@ def parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
     """Read headers such as `Name: value`. Raises `ConfigError`."""
     parsed = {}
     for header in headers:
-        name, separator, value = header.partition(":")
-        if not separator or not name.strip():
-            raise ConfigError(f"--header {header!r} is not NAME:VALUE")
-        parsed[name.strip()] = value.strip()
+        name, separator, value = (part.strip() for part in header.partition(":"))
+        if not (separator and _NAME.fullmatch(name) and value.isprintable()):
+            raise ConfigError(f"--header {name!r}: not NAME:VALUE, or with characters that no header has")
+        parsed[name] = value
     return parsed
 
 

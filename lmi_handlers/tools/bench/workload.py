@@ -47,7 +47,8 @@ class Lengths(msgspec.Struct, frozen=True):
         except ValueError:
             low = high = -1.0
         if not 1 <= low <= high <= _MAX_TOKENS:
-            raise ConfigError(f"{self.text!r} is not a length such as 128, 64:256 or normal:256,64")
+            cause = f"{self.text!r} is not a length such as 128, 64:256 or normal:256,64"
+            raise ConfigError(f"--input-tokens, --output-tokens: {cause}")
         return draw
 
 

@@ -72,5 +72,7 @@ def chat(
     conversation = Conversation(model=model, system=system or None)
     for setting in settings:
         name, value = parse_setting(setting, "=")
+        if value is None:
+            raise click.UsageError(f"--set {name} has no value")
         conversation.set(name, value)
     run(chosen, conversation, history_file)

@@ -18,7 +18,7 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.continuation import whole_answer
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import CallRefused
-from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
+from lmi_handlers.tools.client.server import InvokeRequest, ServerUrl, authorization, invoke_url
 
 _LONGEST_DOCUMENT = 64 * 2**20
 _NOT_KNOWN = ("400", "404", "405", "422")
@@ -44,6 +44,9 @@ class Server:
     """A server on this network."""
 
     def __init__(self, url: str, api: str, api_key: str | None) -> None:
+        """Raises `ConfigError` for a wrong URL or key."""
+        ServerUrl.parse(url)
+        authorization(api_key)
         self._url = url.rstrip("/")
         self._api = APIS[api]
         self._key = api_key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ def read_body(given: str | None) -> bytes:
     if given is None or given == "-":
         return sys.stdin.buffer.read()
     if not given.startswith("@"):
-        return given.encode()
+        return os.fsencode(given)  # as it was typed, UTF-8 or not
     try:
         return Path(given[1:]).read_bytes()
     except OSError as error:

@@ -83,6 +83,15 @@ class StreamedResponse(msgspec.Struct, frozen=True):
     parts: Iterable[bytes]
 
 
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header with a server's key, or nothing without one. Raises `ConfigError`, which does not show the key."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("the API key (API_KEY) must have printable ASCII characters only")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
 @contextmanager
 def invoke_url(
     url: str, invocation: InvokeRequest, api_key: str | None, *, route: str | None = None, method: str = "POST"
@@ -118,8 +127,7 @@ def open_url(
     }
     if invocation.accept is not None:
         headers["Accept"] = invocation.accept
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers |= authorization(api_key)
     path = server.path + route if route is not None else server.path or "/invocations"
     if server.query:
         path += f"?{server.query}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from lmi_handlers.tools.client.errors import CallRefused
-from lmi_handlers.tools.client.server import ServerUrl, Unreachable
+from lmi_handlers.tools.client.server import ServerUrl, Unreachable, authorization
 from lmi_handlers.tools.conform.exchange import Received, exchange
 from lmi_handlers.tools.conform.judge import NOT_SPOKEN, Finding, Verdict, judge
 from lmi_handlers.tools.conform.vectors import Vector, api, body_for
@@ -74,9 +74,8 @@ class AskedServer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Received:
-        """Send a request with the key. Raises `CallRefused`."""
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
-        return exchange(self.server, method, path, body, {**headers, **key}, self.seconds)
+        """Send a request with the key. Raises `CallRefused`, and `ConfigError` for a key that cannot be sent."""
+        return exchange(self.server, method, path, body, {**headers, **authorization(self.api_key)}, self.seconds)
 
 
 def model_of(target: AskedServer) -> str:

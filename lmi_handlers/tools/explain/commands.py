@@ -39,7 +39,8 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
     try:
         given = data.decode() if text else msgspec.json.decode(data, type=msgspec.Raw)  # as it is, with doubled names
     except (ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise click.UsageError(f"the body is not JSON: {error} (--text for a text)") from error
+        cause = "the body is not UTF-8" if text else f"the body is not JSON (--text for a text): {error}"
+        raise click.UsageError(cause) from error
     invocation = InvokeRequest(
         body=msgspec.json.encode({"route": route, "body": given}),
         content_type="application/json",

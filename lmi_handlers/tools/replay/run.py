@@ -19,7 +19,6 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.inputs import input_files
 from lmi_handlers.tools.client.own_server import own_server
 from lmi_handlers.tools.client.report_files import ReportFile, report_file
-from lmi_handlers.tools.client.server import ServerUrl
 from lmi_handlers.tools.client.signals import ended_by_signals
 from lmi_handlers.tools.replay.page import as_page
 from lmi_handlers.tools.replay.recordings import recorded_requests
@@ -88,7 +87,6 @@ def _target(options: ReplayOptions) -> Iterator[Target]:
     if options.endpoint_name is not None:
         yield EndpointTarget(Aws(options.region), options.endpoint_name, options.accept)
     elif options.url is not None:
-        ServerUrl.parse(options.url)
         yield UrlTarget(options.url, options.api_key, options.accept)
     else:
         with own_server(options.model_dir) as url:

@@ -14,7 +14,7 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
-from lmi_handlers.tools.client.server import InvokeRequest, open_url, parts_of
+from lmi_handlers.tools.client.server import InvokeRequest, ServerUrl, authorization, open_url, parts_of
 from lmi_handlers.tools.replay.recordings import ROUTE, Recorded
 
 MAX_ANSWER = 64 << 20
@@ -48,6 +48,9 @@ class UrlTarget(Target):
     """A server at a URL such as `http://127.0.0.1:8080`. Only with a recorded route other than SageMaker's is it asked there."""
 
     def __init__(self, url: str, api_key: str | None, accept: str | None) -> None:
+        """Raises `ConfigError` for a wrong URL or key."""
+        ServerUrl.parse(url)
+        authorization(api_key)
         self._url = url
         self._base = url.rstrip("/").removesuffix(ROUTE)
         self._api_key = api_key

@@ -1,4 +1,4 @@
-"""Files for reports, and options of tools that would have no effect."""
+"""Files for reports: how they appear, and that tools look for room first."""
 
 from __future__ import annotations
 
@@ -66,19 +66,3 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     assert result.exit_code == (2 if tool == "replay" else 1), result.output
     assert f"{option} {path}: " in result.output
     assert "refused" not in result.output
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("chat", "--url", "http://127.0.0.1:1", "--target-model", "m"),
-        ("chat", "--component", "c"),
-        ("chat", "--region", "eu-west-1"),
-        ("invoke", "--url", "http://127.0.0.1:1", "--region", "eu-west-1", "{}"),
-        ("replay", "--input", "day.jsonl", "--url", "http://127.0.0.1:1", "--region", "eu-west-1"),
-    ],
-)
-def test_options_of_endpoints_need_one(arguments: tuple[str, ...]) -> None:
-    result = lmi(*arguments)
-    assert result.exit_code == 2
-    assert "needs --endpoint" in result.output
