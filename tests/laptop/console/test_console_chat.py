@@ -232,6 +232,7 @@ def test_an_answer_that_a_deadline_has_cut_goes_on(start_server: StartServer, pa
             page.click(f"#apis-{api}")
             page.set_checked("#stream", streams)
             page.set_checked("#probabilities", streams)
+            page.fill("#parameter-max_tokens", "300")
             ask(page, text)
             expect(page.locator("#answer")).to_contain_text(text)
             expect(page.locator("#failure")).to_be_hidden()
