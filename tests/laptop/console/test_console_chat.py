@@ -251,7 +251,7 @@ def test_the_rest_of_an_answer_that_comes_late_is_asked_for_again(server: Server
     refused = (400, json.dumps({"error": {"message": "it has expired"}}))
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     parts: list[tuple[int, str]] = []
-    sent: list[dict[str, Any]] = []
+    sent: list[Any] = []
 
     def streamed(*records: object) -> tuple[int, str]:
         return 200, events(*records)[1].decode()
