@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import redacted
 from lmi_handlers.laptop.sagemaker_runtime.errors import ACCOUNT, REGION
 
 _ATTEMPTS = 3
@@ -44,8 +45,9 @@ class Topic:
     def __init__(self, name: str, url: str) -> None:
         """Raises `ConfigError`."""
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--{name}-url has value {url!r}: must be an http:// or https:// URL")
+            raise ConfigError(f"--{name}-url has value {redacted(url)!r}: must be an http:// or https:// URL")
         self._url = url
+        self._shown = redacted(url)
         self._arn = f"arn:aws:sns:{REGION}:{ACCOUNT}:{name}"
         self._queue: queue.Queue[urllib.request.Request] = queue.Queue(_MAX_QUEUED)
         self._start = threading.Lock()
@@ -71,7 +73,7 @@ class Topic:
         try:
             self._queue.put_nowait(request)
         except queue.Full:
-            logger.warning("a notification for %s was dropped: %d are waiting", self._url, _MAX_QUEUED)
+            logger.warning("a notification for %s was dropped: %d are waiting", self._shown, _MAX_QUEUED)
             return
         with self._start:  # not in the constructor: the process may still fork
             if self._thread is None:
@@ -86,7 +88,7 @@ class Topic:
         for attempt in range(1, _ATTEMPTS + 1):
             if (failure := _post(request)) is None:
                 return
-            logger.warning("notifying %s failed (%d of %d tries): %s", self._url, attempt, _ATTEMPTS, failure)
+            logger.warning("notifying %s failed (%d of %d tries): %s", self._shown, attempt, _ATTEMPTS, failure)
             if attempt < _ATTEMPTS:
                 time.sleep(_PAUSE)
 

@@ -20,10 +20,12 @@ from botocore.exceptions import ClientError
 from facts import says
 from runtime_client import runtime_client
 from s3_server import S3Server
-from serving import Server, StartServer
+from serving import Server, StartServer, free_port
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.laptop.sagemaker_runtime import notifications
+from lmi_handlers.laptop.sagemaker_runtime.notifications import Topic
 from lmi_handlers.laptop.sagemaker_runtime.storage import parse_folder, parse_input
 
 if TYPE_CHECKING:
@@ -255,6 +257,16 @@ def test_s3_that_refuses_the_answer(
 def test_requests_that_are_refused(client: SageMakerRuntimeClient, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ClientError, match=message):
         client.invoke_endpoint_async(EndpointName="x", **options)
+
+
+def test_the_log_has_no_secrets_of_a_subscribers_url(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifications, "_PAUSE", 0.0)
+    Topic("async-error", f"http://127.0.0.1:{free_port()}/hook?token=secret").publish({})
+    wait_until(lambda: len(caplog.records) == 3)
+    assert "notifying http://127.0.0.1:" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_answers_in_files(start_server: StartServer, tmp_path: Path) -> None:
