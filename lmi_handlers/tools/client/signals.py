@@ -30,8 +30,8 @@ def _end(number: int, frame: object) -> NoReturn:  # noqa: ARG001  as `signal` c
     raise _Ended(number)
 
 
-class _Ended(BaseException):
-    """A signal has arrived."""
+class _Ended(KeyboardInterrupt):
+    """A signal has arrived. An event loop would hold back any other exception that a signal raises."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from lmi_command import lmi
 from recordings import capture_record
 from serving import free_port
+from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.tools.client.report_files import report_file
@@ -66,3 +71,61 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_asked(
     assert result.exit_code == (2 if tool == "replay" else 1), result.output
     assert f"{option} {path}: " in result.output
     assert "refused" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("tool", "ended_by"),
+    [
+        ("replay", signal.SIGINT),
+        ("replay", signal.SIGTERM),
+        ("bench", signal.SIGINT),
+        ("conform", signal.SIGTERM),
+    ],
+)
+def test_a_tool_that_is_ended_leaves_no_part_of_a_report(tool: str, ended_by: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
+    reports = tmp_path / "reports"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        target = {
+            "replay": ["--input", str(tmp_path / "day.jsonl"), "--url", url],
+            "bench": ["--url", url],
+            "conform": [url],
+        }
+        command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", tool]
+        with subprocess.Popen([*command, *target[tool], "--json", str(reports / "report")]) as process:
+            connection, _ = silent.accept()
+            with connection:
+                assert len(list(reports.iterdir())) == 1
+
+                def has_ended() -> bool:
+                    process.send_signal(ended_by)  # Python may not see one that comes just before it waits for a lock
+                    return process.poll() is not None
+
+                wait_until(has_ended)
+                assert process.returncode == 128 + ended_by
+    assert list(reports.iterdir()) == []
+
+
+STRUCK = """
+import asyncio, os, signal
+from lmi_handlers.tools.client.signals import ended_by_signals
+
+def strike():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+async def main():
+    asyncio.get_running_loop().call_soon(strike)
+    await asyncio.sleep(60)
+
+with ended_by_signals():
+    asyncio.run(main())
+"""
+
+
+def test_a_signal_ends_an_event_loop_that_is_at_work() -> None:
+    ended = subprocess.run([sys.executable, "-c", STRUCK], capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGINT, b"")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +18,6 @@ from facts import says
 from lmi_command import lmi
 from recordings import capture_record
 from serving import Server, free_port
-from waiting import wait_until
 
 from lmi_handlers.tools.client.comparison import CompleteAnswer, text_of
 from lmi_handlers.tools.client.inputs import input_files
@@ -126,29 +122,6 @@ def test_broken_lines_are_no_go(echo_server: Server, tmp_path: Path) -> None:
     found = replayed(tmp_path / "day", echo_server.url, status=1)
     assert found["summary"]["outcomes"] == {"equal": len(DAY), "broken": 1}
     replayed(tmp_path / "day", echo_server.url, "--allow", "broken:1", status=0)
-
-
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
-def test_a_replay_that_is_ended_leaves_no_part_of_a_report(ended_by: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "day.jsonl").write_bytes(capture_record(b"{}", b"{}", "application/json"))
-    reports = tmp_path / "reports"
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(60)
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", "replay"]
-        command += ["--input", str(tmp_path / "day.jsonl"), "--url", url, "--json", str(reports / "report")]
-        with subprocess.Popen(command) as process:
-            connection, _ = silent.accept()
-            with connection:
-                assert len(list(reports.iterdir())) == 1
-
-                def has_ended() -> bool:
-                    process.send_signal(ended_by)  # Python may not see one that comes just before it waits for a lock
-                    return process.poll() is not None
-
-                wait_until(has_ended)
-                assert process.returncode == 128 + ended_by
-    assert list(reports.iterdir()) == []
 
 
 def test_reports_have_no_secrets_and_any_text(tmp_path: Path) -> None:
