@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from lmi_handlers.tools.client.options import api_key_option
+
 
 class _Word(click.Choice[str]):
     """A word of SageMaker's API in any of its spellings: MultiRecord, MULTI_RECORD."""
@@ -25,6 +27,7 @@ class _Word(click.Choice[str]):
     type=click.Path(path_type=Path),
     help="Model directory of that server. Defaults to that of `lmi serve`.",
 )
+@api_key_option
 @click.option("--content-type", help="Type of the records. Defaults to what the name of the first file suggests.")
 @click.option("--accept", help="Type of the outputs.")
 @click.option(
@@ -93,7 +96,13 @@ class _Word(click.Choice[str]):
     "in-place if records and outputs are lines.",
 )
 def transform(
-    *, source: str, target: str, url: str | None, model_dir: Path | None, **choices: str | int | None
+    *,
+    source: str,
+    target: str,
+    url: str | None,
+    model_dir: Path | None,
+    api_key: str | None,
+    **choices: str | int | None,
 ) -> None:
     """Send the records of files through a model, as a batch transform job of SageMaker does.
 
@@ -108,4 +117,5 @@ def transform(
 
     if url is not None and model_dir is not None:
         raise click.UsageError("--url and --model-dir exclude each other: a server that runs has its model")
-    run_job(source=source, target=target, url=url, model_dir=model_dir, choices=msgspec.convert(choices, Choices))
+    known = msgspec.convert(choices, Choices)
+    run_job(source=source, target=target, url=url, model_dir=model_dir, api_key=api_key, choices=known)

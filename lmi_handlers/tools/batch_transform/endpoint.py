@@ -6,7 +6,6 @@ It uses the standard library's client: a connection per thread is all that it ne
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import threading
 import time
@@ -58,15 +57,15 @@ class ServerClient:
     5xx or 429, or without an answer, is repeated up to `max_retries` times.
     """
 
-    def __init__(self, url: str, *, timeout: float = 600, max_retries: int = 3) -> None:
-        """Raises `ConfigError` if the URL or the environment's `API_KEY` is not valid."""
+    def __init__(self, url: str, api_key: str | None = None, *, timeout: float = 600, max_retries: int = 3) -> None:
+        """Raises `ConfigError` if the URL or the key is not valid."""
         self.url = url
         self._server = ServerUrl.parse(url)
         self._base = self._server.path.removesuffix("/invocations")
         self._timeout = timeout
         self._max_retries = max_retries
         self._threads = threading.local()
-        self._headers = authorization(os.environ.get("API_KEY"))
+        self._headers = authorization(api_key)
 
     def invoke(self, body: bytes, content_type: str, accept: str | None) -> HttpResponse:
         """Send a body to `/invocations`. Raises `ServerLost`."""

@@ -23,14 +23,16 @@ from lmi_handlers.tools.client.own_server import own_server
 from lmi_handlers.tools.client.signals import ended_by_signals
 
 
-def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None, choices: Choices) -> NoReturn:
+def run_job(
+    *, source: str, target: str, url: str | None, model_dir: Path | None, api_key: str | None, choices: Choices
+) -> NoReturn:
     """Transform all files of `source`. Exits with status 0, or with 1 if a file has no output."""
     with ended_by_signals():
         try:
             files, folder = find_inputs(source, target), open_folder(target)
             settle(choices, ExecutionParameters(), files[0].name)  # a mistake is told before a model is loaded
             with contextlib.ExitStack() as stack:
-                reports = _run(files, folder, url or stack.enter_context(own_server(model_dir)), choices)
+                reports = _run(files, folder, url or stack.enter_context(own_server(model_dir)), api_key, choices)
         except (ConfigError, LoadFailed) as error:
             fail(str(error))
         except ServerLost as error:
@@ -39,9 +41,9 @@ def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None
     sys.exit(any(report.failure for report in reports))
 
 
-def _run(files: list[InputFile], folder: Folder, url: str, choices: Choices) -> list[FileReport]:
+def _run(files: list[InputFile], folder: Folder, url: str, api_key: str | None, choices: Choices) -> list[FileReport]:
     endpoint = ServerClient(
-        url, timeout=choices.invocations_timeout_in_seconds, max_retries=choices.invocations_max_retries
+        url, api_key, timeout=choices.invocations_timeout_in_seconds, max_retries=choices.invocations_max_retries
     )
     endpoint.wait_until_loaded()
     settings = settle(choices, endpoint.execution_parameters(), files[0].name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lmi_handlers.tools.client.apis import APIS
-from lmi_handlers.tools.client.options import explained, model_option, report_options
+from lmi_handlers.tools.client.options import api_key_option, explained, model_option, report_options
 
 
 @click.command()
@@ -61,20 +60,27 @@ from lmi_handlers.tools.client.options import explained, model_option, report_op
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of all requests. May be repeated."
 )
+@api_key_option
 @report_options("the figures")
 @explained
 def bench(
-    *, json_file: Path | None, page_file: Path | None, goodput: tuple[str, ...], headers: tuple[str, ...], **given: Any
+    *,
+    api_key: str | None,
+    json_file: Path | None,
+    page_file: Path | None,
+    goodput: tuple[str, ...],
+    headers: tuple[str, ...],
+    **given: Any,
 ) -> None:
     """Send requests to a server as clients would, and report what they wait for.
 
-    The figures are those of `vllm bench serve`. API_KEY in the environment is sent as a bearer token.
+    The figures are those of `vllm bench serve`.
 
     Example: lmi bench --api lmi --concurrency 8 --requests 200 --page report.html
     """
     from lmi_handlers.tools.bench.run import BenchOptions, parse_goodput, parse_headers, run
     from lmi_handlers.tools.client.server import authorization
 
-    key = authorization(os.environ.get("API_KEY"))
-    options = BenchOptions(goodput=parse_goodput(goodput), headers=key | parse_headers(headers), **given)
+    known = authorization(api_key) | parse_headers(headers)
+    options = BenchOptions(goodput=parse_goodput(goodput), headers=known, **given)
     run(options, json_file, page_file)

@@ -231,12 +231,6 @@ def test_what_a_server_wants_is_kept_within_the_limits() -> None:
         assert (settings.lines, settings.several, settings.media_type) == (True, True, "text/csv")
 
 
-def test_key_that_cannot_be_a_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("API_KEY", "a\nb")
-    with pytest.raises(ConfigError, match="API_KEY"):
-        ServerClient("http://127.0.0.1:1")
-
-
 def test_job_from_s3_to_s3(s3: S3Server, echo_server: Server) -> None:
     lines = "".join(json.dumps(prompt(number)) + "\n" for number in range(30)).encode()
     files = {

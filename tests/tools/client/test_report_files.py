@@ -26,8 +26,9 @@ def test_a_report_appears_when_it_is_complete(tmp_path: Path) -> None:
         assert not path.exists()
         file.write(b"two")
     assert path.read_bytes() == b"onetwo"
+    missing: dict[str, bytes] = {}
     with pytest.raises(KeyError), report_file("--json", path) as file:
-        file.write({}[b"three"])
+        file.write(missing["three"])
     assert [found.read_bytes() for found in path.parent.iterdir()] == [b"onetwo"]
     with report_file("--json", None) as file:
         file.write(b"nowhere")
