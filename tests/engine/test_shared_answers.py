@@ -305,8 +305,8 @@ def test_answers_without_a_client_give_way_when_the_queue_is_full() -> None:
     assert left.tokens[0] != answer(b"an answer")
 
 
-def owned(owner: Owner, identity: str, prompt: bytes = b"an answer") -> Submit:
-    return msgspec.structs.replace(asked(f"{owner} {identity}", prompt), owner=owner)
+def owned(owner: Owner, identity: str, prompt: bytes = b"an answer", **params: Any) -> Submit:
+    return msgspec.structs.replace(asked(f"{owner} {identity}", prompt, **params), owner=owner)
 
 
 @pytest.mark.parametrize(
@@ -358,12 +358,12 @@ def test_who_takes_no_more_than_a_share_loses_nothing(others: list[Owner], share
 
 def test_large_answers_give_way_to_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_answers, "_MIN_COST", 1)
-    monkeypatch.setattr(shared_answers, "MAX_BYTES", 2000)
+    monkeypatch.setattr(shared_answers, "MAX_BYTES", 1000)
     engine = Engine()
     for number in range(5):
         engine.client(owned(MODEST, f"{number}", b"a"))
     for number in range(9):
-        engine.client(owned(OTHERS[number % 3], f"{number}", b"large" * 40))
+        engine.client(owned(OTHERS[number % 3], f"{number}", b"large", n=8))
     engine.finish()
     again = [engine.client(owned(MODEST, f"{number}", b"a")) for number in range(5)]
     engine.finish()
