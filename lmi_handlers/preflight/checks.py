@@ -299,10 +299,6 @@ def check_temporary_directory(socket_name: str) -> None:
         )
 
 
-def _check_apis(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    ServedApis(Context(properties=configuration.properties))
-
-
 def _check_text_options(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     properties = configuration.properties
     choose_tool_format("", properties.tool_call_parser)
@@ -344,26 +340,10 @@ def _check_pooling(configuration: Configuration, environ: Mapping[str, str]) -> 
         )
 
 
-def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    parse_origins(configuration.properties.cors_allowed_origin or "")
-
-
 def _check_local_runtime(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     if configuration.settings.local_runtime.enabled:
         # Flask brings a log handler, which the arbiter must not have before gevent (see web/gevent_worker.py).
         local_runtime_page().check(configuration.settings)
-
-
-def _check_telemetry(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    TelemetrySettings.from_environ(environ)
-
-
-def _check_api_keys(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    ApiKeys(None, configuration.settings.api_key_file)
-
-
-def _check_continuation_key(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    given_key(environ)
 
 
 def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str]) -> None:
@@ -390,10 +370,6 @@ def _check_reload(configuration: Configuration, environ: Mapping[str, str]) -> N
         raise ConfigError(
             f"--reload loads a model's own code again, and this model is served by the backend {configuration.selection.name}"
         )
-
-
-def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    check_installed(configuration.backend, configuration.properties)
 
 
 def _check_choices(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -485,24 +461,24 @@ def _needs_engine(option: str, configuration: Configuration) -> ConfigError:
 _ENGINE, _TASK, _CODE = AnsweredBy.ENGINE, AnsweredBy.TASK, AnsweredBy.OWN_CODE
 _ALL = tuple(AnsweredBy)
 
-_Check = Callable[[Configuration, Mapping[str, str]], None]
+_Check = Callable[[Configuration, Mapping[str, str]], object]
 
 _CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
     (_check_secure_mode, _ALL),
-    (_check_apis, (_ENGINE,)),
+    (lambda configuration, _: ServedApis(Context(properties=configuration.properties)), (_ENGINE,)),
     (_check_text_options, (_ENGINE,)),
     (_check_media, (_ENGINE, _TASK)),
     (_check_pooling, (_ENGINE,)),
     (_check_chat_embeddings, _ALL),
-    (_check_origins, _ALL),
-    (_check_api_keys, _ALL),
-    (_check_continuation_key, _ALL),
+    (lambda configuration, _: parse_origins(configuration.properties.cors_allowed_origin or ""), _ALL),
+    (lambda configuration, _: ApiKeys(None, configuration.settings.api_key_file), _ALL),
+    (lambda _, environ: given_key(environ), _ALL),
     (_check_local_runtime, _ALL),
-    (_check_telemetry, _ALL),
+    (lambda _, environ: TelemetrySettings.from_environ(environ), _ALL),
     (_check_reload, (_ENGINE, _TASK)),
     (_check_scripts, (_ENGINE, _TASK)),
     (_check_custom_code, (_ENGINE, _CODE)),  # an engine may have formatters beside it
-    (_check_installed, (_ENGINE, _TASK)),
+    (lambda configuration, _: check_installed(configuration.backend, configuration.properties), (_ENGINE, _TASK)),
     (_check_choices, (_ENGINE, _TASK)),
     (_check_gpus, (_ENGINE,)),
     (_check_task, (_TASK,)),
