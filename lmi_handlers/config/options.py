@@ -770,6 +770,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return None if not model_id or local or (Path(self.model_dir or ".") / model_id).exists() else model_id
 
     @property
+    def model_folder(self) -> Path | None:
+        """The model directory, with serving.properties, if there is one."""
+        return Path(self.model_dir) if self.model_dir else None
+
+    @property
     def embeds(self) -> bool:
         """True if the server answers with embeddings instead of generated text."""
         return self.task == "text-embedding"

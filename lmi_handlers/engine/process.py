@@ -165,8 +165,7 @@ def _load(
     settings: EngineSettings, report: LoadReport, files_in_use: contextlib.ExitStack
 ) -> tuple[Backend, ModelFiles]:
     properties = settings.properties
-    model_dir = Path(properties.model_dir) if properties.model_dir else None
-    gguf_file = find_gguf(properties.model_id, model_dir)
+    gguf_file = find_gguf(properties.model_id, properties.model_folder)
     cache_dir = default_cache_dir(os.environ)
     selection = select_backend(properties, gguf_file, find_config(properties, cache_dir))
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
@@ -220,7 +219,7 @@ def _model_path(
         return prepare_gguf(gguf_file, cache_dir, report)
     path = resolve_model(
         properties.model_id,
-        model_dir=Path(properties.model_dir) if properties.model_dir else None,
+        model_dir=properties.model_folder,
         revision=properties.revision,
         cache_dir=cache_dir,
         report=report,
@@ -237,9 +236,7 @@ def _build_bundle(settings: EngineSettings, model_path: Path | None, *, is_gguf:
     properties = settings.properties
     template = None
     if properties.chat_template is not None:
-        template = read_chat_template(
-            properties.chat_template, Path(properties.model_dir) if properties.model_dir else None
-        )
+        template = read_chat_template(properties.chat_template, properties.model_folder)
     content_format = properties.chat_template_content_format
     if model_path is None:
         bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)

@@ -83,7 +83,7 @@ def find_config(properties: ServingProperties, cache_dir: Path) -> Path | None:
 
     Of a hub model it is the one in the hub's cache. Nothing is sent over the network.
     """
-    model_dir = Path(properties.model_dir) if properties.model_dir else None
+    model_dir = properties.model_folder
     with contextlib.suppress(ConfigError, OSError, UnicodeError):
         if properties.model_id is None:
             return None if model_dir is None else _file(model_dir / "config.json")

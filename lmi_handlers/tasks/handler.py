@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -147,7 +146,7 @@ def _load_task(code: CustomCode, device: int) -> Task:
     name = "translation" if code.function.startswith("translation_") else code.function
     path = resolve_model(
         properties.model_id,
-        model_dir=Path(properties.model_dir) if properties.model_dir else None,
+        model_dir=properties.model_folder,
         revision=properties.revision,
         cache_dir=default_cache_dir(os.environ),
         report=logger.info,
