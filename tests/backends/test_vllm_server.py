@@ -38,30 +38,46 @@ def worker_processes(server: Server) -> list[psutil.Process]:
     return found
 
 
-def is_well_formed(answer: requests.Response, *, stream: bool) -> bool:
-    """Whether the failure is an error response with its own status, or a stream that ends with an error record."""
+TOKENS = 2000
+"""Of each answer. On a busy machine, some answers may end before a worker process is killed."""
+
+
+def was_cut(answer: requests.Response, *, stream: bool) -> bool:
+    """Whether the worker process that was killed has ended the answer. If not, all of it must be there.
+
+    Fails unless that is an error response with its own status, or a stream that ends with an error record.
+    """
     cause = "worker process"
     if answer.status_code != 200:
-        return answer.status_code == 500 and cause in answer.json()["error"]
-    record = json.loads(answer.text.splitlines()[-1])
-    return stream and answer.text.endswith("\n") and cause in record["token"]["error_msg"]
+        assert (answer.status_code, cause in answer.json()["error"]) == (500, True), answer.text
+        return True
+    assert answer.text.endswith("\n") == stream
+    last = json.loads(answer.text.splitlines()[-1])
+    if "error_msg" in last.get("token", ""):
+        assert cause in last["token"]["error_msg"]
+        return True
+    assert last["details"]["generated_tokens"] == TOKENS
+    return False
 
 
 @pytest.mark.timeout(1200)  # two starts of three processes each
 def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
     """Two workers share the model. One is killed under load, then an idle one of the next engine."""
-    properties = f"{QUICK}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
+    quick = QUICK.replace("max_model_len=1024", "max_model_len=2048")
+    properties = f"{quick}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
     server: Server = start_server(properties, environ={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, ready=False)
     first = worker_processes(server.wait_ready(500))
     assert len(first) == 2
-    body: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 900, "ignore_eos_token": True}}
+    parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True, "details": True}
+    body: dict[str, Any] = {"inputs": "hello", "parameters": parameters}
     with Watch(server) as watch, concurrent.futures.ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(server.invoke, body | {"stream": True}) for _ in range(3)]
         others = [pool.submit(server.invoke, body) for _ in range(3)]
         server.wait_for_sequences(6)
         first[1].kill()
-        assert all(is_well_formed(answer.result(), stream=True) for answer in streams)
-        assert all(is_well_formed(answer.result(), stream=False) for answer in others)
+        cut = [was_cut(answer.result(), stream=True) for answer in streams]
+        cut += [was_cut(answer.result(), stream=False) for answer in others]
+        assert any(cut)
         wait_until(lambda: watch.statuses[-2:] == [503, 200], 500)
         assert server.invoke({"inputs": "hello"}).status_code == 200
         worker_processes(server)[0].kill()
