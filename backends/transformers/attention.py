@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -110,13 +109,13 @@ def _ungroup(out: torch.Tensor, segment: Segment, shape: Shape) -> torch.Tensor:
     """`[sequences, kv_heads, tokens * queries_per_head, dim]` -> `[sequences * tokens, heads, dim]`."""
     count, kv_heads, _, dim = out.shape
     split = out.reshape(count, kv_heads, segment.num_tokens, shape.queries_per_head, dim)
-    return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    return split.transpose(1, 2).reshape(count * segment.num_tokens, -1, dim)
 
 
 def _select(stored: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
     """Copy from `[num_blocks, kv_heads, BLOCK_SIZE, dim]`. Returns `[count, kv_heads, positions, dim]`."""
     kv_heads, dim = stored.shape[1], stored.shape[3]
-    return stored.flatten(0, 1).flatten(1).index_select(0, index).view(count, kv_heads, -1, dim)
+    return stored.view(stored.shape[0] * kv_heads, -1).index_select(0, index).view(count, kv_heads, -1, dim)
 
 
 def _is_faster_in_place(segment: Segment, shape: Shape, scoring: _Scoring) -> bool:
@@ -161,8 +160,7 @@ def _blocks(reads: InPlace, stored: torch.Tensor) -> Iterator[tuple[slice, torch
         yield slice(start * kv_heads, end * kv_heads), stored[first : first + count].flatten(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scoring:
+class _Scoring(NamedTuple):
     """The parameters of a layer's attention weights: the scale, Gemma's soft cap, and gpt-oss's sink per head."""
 
     scaling: float

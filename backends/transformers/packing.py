@@ -44,17 +44,20 @@ class MergedLinear:
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._parts: list[torch.Tensor | None] = []
+        self._left = 0
 
     def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """Return the output of layer `number` for `x`. The first call for an input computes all layers."""
         part = self._parts[number] if x is self._input else None
         if part is None:
             self._input = x
-            self._parts = list(self._linear(x).split(self._sizes, dim=-1))
+            self._parts = list(torch.split_with_sizes(self._linear(x), self._sizes, -1))
+            self._left = len(self._parts)
             part = self._parts[number]
             assert part is not None  # noqa: S101 (for the type checker)
         self._parts[number] = None
-        if not any(other is not None for other in self._parts):
+        self._left -= 1
+        if not self._left:
             self._input = None
         return part
 
