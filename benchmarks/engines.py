@@ -20,7 +20,7 @@ from http_load import invocation, post, run_load
 from machine import fastest_dtype
 from model_prompts import Prompt, default_gguf, default_model, make_prompts
 from random_gguf import SHAPES, TYPES, write_random_gguf
-from report import Target, number, print_table
+from report import PAIRED_HEADER, Paired, Target, number, print_table
 from servers import Server, llama_cpp_server, lmi_server, responder, vllm_server
 
 CONCURRENCY = (1, 8, 32)
@@ -34,6 +34,7 @@ ROUNDS_LIMIT = 20.0
 AGAINST_BEST = Target(1.0)
 PROMPTS_AGAINST_BEST = Target(1.2)
 AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
+SCHEDULER_AGAINST_GENERATE = {1: Target(1.2), 8: Target(1.2), 32: Target(1.0)}
 
 Settings = dict[str, Any]
 """Arguments of `_ours`."""
@@ -75,9 +76,9 @@ class Peer:
 
 
 def bench_engines(directory: Path) -> None:
-    """Print tokens per second of the default model at each concurrency."""
-    ours = OURS | {"ours, rolling_batch=scheduler": {"rolling_batch": "scheduler"}}
-    _compare(directory, _streams_title("SmolLM2-135M"), ours, _default_peers(), STREAMS)
+    """Print tokens per second of the default model at each concurrency, and a second table about our scheduler."""
+    _compare(directory, _streams_title("SmolLM2-135M"), OURS, _default_peers(), STREAMS)
+    _compare_scheduler(directory)
 
 
 def bench_prompts(directory: Path) -> None:
@@ -133,6 +134,28 @@ def _compare(
         if GENERATE in peers:
             rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in columns)])
     print_table(title, ["", *map(str, columns)], rows, *failures)
+
+
+def _compare_scheduler(directory: Path) -> None:
+    """Print a table with our scheduler on transformers beside `generate`, in alternating rounds."""
+    model = default_model()
+    rows: list[list[str]] = []
+    ours = _ours(directory / "scheduler", rolling_batch="scheduler")
+    with ours as scheduler, _transformers(directory, "generate") as generate:
+        for load in STREAMS:
+            paired = Paired()
+            sides = ((scheduler, paired.ours), (generate, paired.peer))
+            warm_up = make_prompts(model, load.streams, PROMPT_TOKENS, (load.column, "warm-up"))
+            for engine, _ in sides:
+                engine.generate(warm_up, WARM_UP_TOKENS)
+            for turn in range(ROUNDS):
+                prompts = make_prompts(model, load.streams, load.prompt_tokens, (load.column, turn))
+                for engine, speeds in sides:
+                    speeds.append(load.tokens / engine.generate(prompts, load.new_tokens))
+            target = SCHEDULER_AGAINST_GENERATE[load.column]
+            rows.append(paired.row(f"{load.streams} at a time", "tokens/s", target=target))
+        details = f"{scheduler.details}, beside {GENERATE} ({generate.details})"
+    print_table(f"Engines: SmolLM2-135M, rolling_batch=scheduler, {details}", PAIRED_HEADER, rows)
 
 
 @dataclass(frozen=True)
