@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.plugins import importing
 from lmi_handlers.text.byte_level import byte_characters
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -49,7 +50,8 @@ def load_library_tokenizer(model_dir: Path, *, trust_remote_code: bool = False, 
     there is none that can be read, or `LoadFailed` if a retry may help.
     """
     try:
-        import transformers  # noqa: F401
+        with importing():
+            import transformers  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"loading a tokenizer needs more packages: {install_command('lmi-handlers[transformers]')} ({error})"
@@ -64,7 +66,8 @@ def load_library_tokenizer(model_dir: Path, *, trust_remote_code: bool = False, 
 
 
 def _load(model_dir: Path, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
+    with importing():
+        from transformers import AutoTokenizer
 
     has_file = any((model_dir / name).exists() for name in (TOKENIZER_FILE, _SENTENCEPIECE)) or "gguf_file" in arguments
     if (tekken := model_dir / _TEKKEN).exists():

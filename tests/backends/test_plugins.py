@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -21,6 +22,7 @@ from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.commands.cli import main
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.plugins import load_instance
 
 PLUGIN = SUPPORT / "plugin"
 
@@ -63,6 +65,17 @@ def test_plugins_are_found_without_an_import(monkeypatch: pytest.MonkeyPatch) ->
     assert available_formatters() == FORMATTERS | {"csv": "scripted_formatter:CsvFormatter"}
     assert registry().backends["scripted"].unsupported == {"bad_words": "the script is fixed"}
     assert not {*modules} & {*sys.modules}
+
+
+def test_garbage_is_collected_again_after_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "collects.py").write_text("import gc\nENABLED = gc.isenabled()\n")
+    (tmp_path / "collects_broken.py").write_text("raise RuntimeError\n")
+    assert load_instance("switch", {"a": "collects:ENABLED"}, "a", bool) is False
+    assert gc.isenabled()
+    with raises(ConfigError, "switch a cannot imported RuntimeError"):
+        load_instance("switch", {"a": "collects_broken:ENABLED"}, "a", bool)
+    assert gc.isenabled()
 
 
 def test_server_with_a_third_party_backend_and_formatter(start_server: StartServer) -> None:

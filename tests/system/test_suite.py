@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from failed_modules import MOST, main
+from groups import FIRST
 from paths import ROOT
 
 LONG_AND_SHORT = """
@@ -83,6 +84,10 @@ def test_each_test_is_run_by_exactly_one_target(tmp_path: Path) -> None:
     assert (selection("test"), selection("test-long")) == ("not long", "long")
     assert outcomes(tmp_path, selection("test"), {}) == {"passed": 1, "deselected": 3}
     assert outcomes(tmp_path, selection("test-long"), {}) == {"passed": 2, "skipped": 1, "deselected": 1}
+
+
+def test_the_groups_that_come_first_exist() -> None:
+    assert [group for group in FIRST if group.startswith("tests/") and not (ROOT / group).is_file()] == []
 
 
 def test_a_missing_library_fails_the_test_on_ci(tmp_path: Path) -> None:
