@@ -14,9 +14,9 @@ from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.integer import use_integers
-from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
+from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
-from backends.openvino.precision import FLOATS, INTEGERS, MIXED, choose_precision
+from backends.openvino.precision import FLOATS, INTEGERS, INTEGERS_AND_BFLOAT16, choose_precision
 from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
@@ -32,8 +32,7 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
 
-_FORMS = {FLOATS: "", MIXED: "-mixed", INTEGERS: "-integer"}
-"""The end of a conversion's name in the cache."""
+_PROPERTIES = {FLOATS: EXACT, INTEGERS: INTEGER, INTEGERS_AND_BFLOAT16: INTEGER_AND_BFLOAT16}
 
 
 class OpenVinoBackend(PagedBackend):
@@ -69,15 +68,16 @@ class OpenVinoBackend(PagedBackend):
                 for suffix in (".xml", ".bin"):
                     exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
             if dtype != FLOATS:
-                use_integers(partial / MODEL_NAME, but_for_longest=dtype == MIXED)
+                use_integers(partial / MODEL_NAME)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "") + _FORMS[dtype]
+        forms = [f"openvino-{version('openvino')}", method, "integer" if dtype != FLOATS else None]
+        name = "-".join(form for form in forms if form)
         tools = converter(trust_remote_code=properties.trust_remote_code)
         folder = convert_once(model.cache / name, convert, report, converter=tools)
         report(LoadPhase.COMPILING)
-        compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT if dtype == FLOATS else INTEGER)
+        compile_again = functools.partial(compile_model, folder / MODEL_NAME, _PROPERTIES[dtype])
         compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(

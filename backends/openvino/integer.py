@@ -9,10 +9,6 @@ model are not, as in the GGUF types with a minimum, matrices become one of two f
   a group's weights are all off by the same amount, so the sum of the group's inputs is enough.
 
 The first has fewer operations, the second half of the memory to be read for each token.
-
-The products with the longest rows, which are `down_proj`, can be left out: rounding their inputs, the most uneven of
-all, makes a quarter of the loss and a fifth of the speed-up. OpenVINO has no option for that, but multiplies integers
-only where zero points are integers.
 """
 
 from __future__ import annotations
@@ -35,19 +31,11 @@ _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
 
-def use_integers(ir_file: Path, *, but_for_longest: bool) -> None:
-    """Rewrite the IR file so that products with quantised weights can be computed with integers.
-
-    With `but_for_longest`, those with the longest rows of weights stay in float32.
-    """
+def use_integers(ir_file: Path) -> None:
+    """Rewrite the IR file so that products with quantised weights can be computed with integers."""
     model = openvino.Core().read_model(ir_file)
     sums: dict[tuple[str, int], openvino.Output] = {}
-    products = [node for node in model.get_ops() if _multiplies_matrix(node)]
-    longest = max(map(_row_length, products), default=0)
-    for product in products:
-        if but_for_longest and _row_length(product) == longest:
-            _keep_floats(product)
-            continue
+    for product in [node for node in model.get_ops() if _multiplies_matrix(node)]:
         weights = _weights(product)
         if weights is None:
             continue
@@ -98,46 +86,18 @@ def _multiplies_matrix(node: openvino.Node) -> bool:
     return len(shape) == 2 and bool(shape.is_static)
 
 
-def _row_length(product: openvino.Node) -> int:
-    length: int = product.input_value(1).get_shape()[1]
-    return length
-
-
-def _keep_floats(product: openvino.Node) -> None:
-    """Keep OpenVINO from integers in a product, by zero points of another type."""
-    parts = _parts(product)
-    if parts is not None and parts.zero_points.get_type_name() == "Convert":
-        zeros = unpack(parts.zero_points.input_value(0).get_node()).astype(np.float32)
-        scales = parts.scales.data.astype(np.float32)
-        differences = opset13.subtract(opset13.convert(parts.quants, "f32"), opset13.constant(zeros))
-        _use(product, opset13.multiply(differences, opset13.constant(scales)))
-
-
-class _Parts(NamedTuple):
-    """The nodes of `scales * (quants - zero_points)`. `quants` are converted before the subtraction."""
-
-    quants: openvino.Node
-    scales: openvino.Node
-    zero_points: openvino.Node
-
-
-def _parts(product: openvino.Node) -> _Parts | None:
-    """Return the nodes of the second factor of a product, or None if it is not quantised."""
+def _weights(product: openvino.Node) -> _Weights | None:
+    """Return the second factor of a product if it is quantised with zero points that are no integers."""
     path = list(_path(product.input_value(1).get_node()))
     if [node.get_type_name() for node in path] != ["Multiply", "Subtract", "Convert", "Constant"]:
         return None
-    multiply, subtract, _, constant = path
-    return _Parts(constant, multiply.input_value(1).get_node(), subtract.input_value(1).get_node())
-
-
-def _weights(product: openvino.Node) -> _Weights | None:
-    """Return the second factor of a product if it is quantised with zero points that are no integers."""
-    parts = _parts(product)
-    if parts is None or any(node.get_type_name() != "Constant" or len(node.shape) != 3 for node in parts):
+    multiply, subtract, _, quants = path
+    parts = [multiply.input_value(1).get_node(), subtract.input_value(1).get_node()]
+    if any(node.get_type_name() != "Constant" or len(node.shape) != 3 for node in (quants, *parts)):
         return None
-    scales, zero_points = (node.data.astype(np.float32) for node in (parts.scales, parts.zero_points))
-    bits = 4 if parts.quants.get_element_type() == openvino.Type.u4 else 8
-    return _Weights(unpack(parts.quants), scales, zero_points, bits)
+    scales, zero_points = (node.data.astype(np.float32) for node in parts)
+    bits = 4 if quants.get_element_type() == openvino.Type.u4 else 8
+    return _Weights(unpack(quants), scales, zero_points, bits)
 
 
 def _path(node: openvino.Node) -> Iterator[openvino.Node]:

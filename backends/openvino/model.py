@@ -21,12 +21,15 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMI
 INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
 """The inputs of products with quantised weights are rounded to 8 bits, for a model that `use_integers` has prepared."""
 
+INTEGER_AND_BFLOAT16 = INTEGER | {"KV_CACHE_PRECISION": "bf16"}
+"""The same, and attention computes in bfloat16, for a CPU that has instructions for it."""
+
 
 def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:
     """Compile an IR file with a state of keys and values for the CPU, to be run by `OpenVinoRunner`.
 
-    Its inputs become those of paged attention, and `logit_indices`: the tokens whose logits are computed. Raises
-    `ConfigError` if the model's attention cannot be converted.
+    Its inputs become those of paged attention, and `logit_indices`: the tokens whose logits are computed. Attention
+    computes in the type of the KV cache. Raises `ConfigError` if the model's attention cannot be converted.
     """
     core = openvino.Core()
     model = core.read_model(ir_file)
@@ -36,6 +39,8 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.Compile
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
     _select_logits(model)
+    if properties["KV_CACHE_PRECISION"] == "bf16":
+        _attend_in_bfloat16(model)
     return core.compile_model(model, "CPU", properties)
 
 
@@ -49,4 +54,17 @@ def _select_logits(model: openvino.Model) -> None:
     hidden = opset13.gather(node.input_value(0), indices, opset13.constant(0))  # [tokens, 1, hidden size]
     node.input(0).replace_source_output(hidden.output(0))
     model.add_parameters([indices])
+    model.validate_nodes_and_infer_types()
+
+
+def _attend_in_bfloat16(model: openvino.Model) -> None:
+    """Convert queries, keys and values, and attention's output back. OpenVINO has no option for this part alone."""
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            for vectors in node.inputs()[:3]:
+                vectors.replace_source_output(opset13.convert(vectors.get_source_output(), "bf16").output(0))
+            users = node.output(0).get_target_inputs()
+            converted = opset13.convert(node.output(0), "f32")
+            for user in users:
+                user.replace_source_output(converted.output(0))
     model.validate_nodes_and_infer_types()

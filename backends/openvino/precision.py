@@ -9,20 +9,25 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.gguf import GgufHeader
 
 FLOATS = "float32"
-MIXED = "int8 and float32"
-"""Integers for all products with quantised weights but `down_proj`, whose share of the loss is the largest."""
-
 INTEGERS = "int8"
+INTEGERS_AND_BFLOAT16 = "int8 and bfloat16"
+"""Attention, with its KV cache, in bfloat16."""
 
-_INSTRUCTIONS = {"avx512_vnni", "avx_vnni", "amx_int8"}
+_INTEGER_FLAGS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 """Flags of x86 processors that multiply and add 8-bit integers in one instruction."""
 
+_BFLOAT16_FLAG = "avx512_bf16"
+"""The flag of x86 processors on which OpenVINO's attention computes in bfloat16. Those with AMX have it, too."""
+
 _BEFORE_VNNI = {"SSE41", "AVX", "AVX2", "AVX512_CORE"}
-"""Values of `ONEDNN_MAX_CPU_ISA` that keep OpenVINO from all of those instructions."""
+"""Values of `ONEDNN_MAX_CPU_ISA` that keep OpenVINO from all of the instructions for integers."""
+
+_BEFORE_BFLOAT16 = {*_BEFORE_VNNI, "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE_VNNI"}
+"""Those that keep it from bfloat16."""
 
 
 def choose_precision(properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str]:
-    """Return `FLOATS`, `MIXED` or `INTEGERS`, and the reason.
+    """Return `FLOATS`, `INTEGERS` or `INTEGERS_AND_BFLOAT16`, and the reason.
 
     `header` is that of the model's GGUF file, or None for a checkpoint.
     """
@@ -32,23 +37,39 @@ def choose_precision(properties: ServingProperties, header: GgufHeader | None) -
     if dtype == "fp32":
         return FLOATS, "set by option.dtype"
     capable = multiplies_integers()
+    integers = INTEGERS_AND_BFLOAT16 if multiplies_bfloat16() else INTEGERS
     if dtype == "int8" and capable is not False:
-        return INTEGERS, "set by option.dtype"
+        return integers, "set by option.dtype"
     if not properties.quantize and (header is None or not header.quantised_types):
         return FLOATS, "the weights are not quantised"
     if not capable:
         return FLOATS, "this CPU has no instructions for int8 (VNNI or AMX)"
-    return MIXED, "the weights are quantised, and this CPU has instructions for int8; option.dtype=fp32 is exact"
+    return integers, "the weights are quantised, and this CPU has instructions for int8; option.dtype=fp32 is exact"
 
 
 def multiplies_integers() -> bool | None:
     """Tell whether this CPU multiplies 8-bit integers faster than floating-point numbers. None if nobody says."""
-    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    allowed = _allowed()
     if allowed in _BEFORE_VNNI:
         return False
-    instructions = {"avx_vnni"} if allowed.startswith("AVX2_VNNI") else _INSTRUCTIONS
+    instructions = {"avx_vnni"} if allowed.startswith("AVX2_VNNI") else _INTEGER_FLAGS
+    flags = _flags()
+    return not instructions.isdisjoint(flags) if flags else None
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether this CPU multiplies bfloat16 numbers faster than those of float32."""
+    return _allowed() not in _BEFORE_BFLOAT16 and _BFLOAT16_FLAG in _flags()
+
+
+def _allowed() -> str:
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+
+
+def _flags() -> set[str]:
+    """Return the words of /proc/cpuinfo, or none if it does not tell flags as Linux does on x86."""
     try:
-        flags = Path("/proc/cpuinfo").read_text().split()
+        words = {*Path("/proc/cpuinfo").read_text().split()}
     except OSError:
-        return None
-    return not instructions.isdisjoint(flags) if "flags" in flags else None
+        return set()
+    return words if "flags" in words else set()
