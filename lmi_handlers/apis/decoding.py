@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -39,8 +40,13 @@ def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") 
 
 def unknown_names(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
     """Return the names in `fields` that `kind` has no field for. With `nulls`, names whose value is null count too."""
-    unknown = fields.keys() - set(kind.__struct_fields__)
-    return tuple(name for name in fields if name in unknown and (nulls or not _is_null(fields[name])))
+    known = _names(kind)
+    return tuple([name for name in fields if name not in known and (nulls or not _is_null(fields[name]))])
+
+
+@functools.cache
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
 
 
 def _is_null(value: msgspec.Raw) -> bool:

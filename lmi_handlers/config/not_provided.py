@@ -192,6 +192,6 @@ def check_headers(header: Callable[[str], str | None], attributes: Mapping[str, 
     """Raise `UnsupportedFeature` if a header or custom attribute asks for something that is not supported."""
     lowered = {name.lower(): value for name, value in attributes.items()}
     for name, row in _HEADERS.items():
-        for given in (header(name) or "", lowered.get(name.lower(), "")):
-            if row.refuses(given):
+        for given in (header(name), lowered.get(name.lower())):
+            if given and row.refuses(given):
                 raise UnsupportedFeature(f"{name}: {given[:64]!r} is not supported: {row.instead}")

@@ -43,6 +43,8 @@ def parse_attributes(text: str) -> dict[str, str]:
 
     Raises `InvalidRequest` for what SageMaker would not pass on: more than 1,024 characters, or others than ASCII.
     """
+    if not text:
+        return {}
     if len(text) > MAX_LENGTH:
         raise InvalidRequest(f"must have at most {MAX_LENGTH} characters, got {len(text)}", field=HEADER)
     if not text.isascii():

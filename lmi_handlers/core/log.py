@@ -26,8 +26,8 @@ from lmi_handlers.core.redaction import without_hidden
 from lmi_handlers.core.terminal import visible, write
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_FIELDS_OF_LIBRARIES = frozenset({"_ray_timestamp_ns", "vllm_process_name"})
-"""Ray and vLLM add them to each record of their process."""
+_NOT_SHOWN = _STANDARD_FIELDS | {"_ray_timestamp_ns", "vllm_process_name"}
+"""Ray and vLLM add the last two to each record of their process."""
 
 _LOG_FORMATS = ("json", "text")
 _OURS = ("lmi_handlers", "backends", "formatters")
@@ -227,8 +227,7 @@ def _fields_of_process() -> dict[str, object]:
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    ignored = _STANDARD_FIELDS | _FIELDS_OF_LIBRARIES
-    return without_hidden({key: value for key, value in vars(record).items() if key not in ignored})
+    return without_hidden({key: value for key, value in vars(record).items() if key not in _NOT_SHOWN})
 
 
 def _shown(value: object) -> str:

@@ -54,6 +54,7 @@ from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.bidirectional import add_bidirectional_route
 from lmi_handlers.web.connection import local_port
 from lmi_handlers.web.dispatcher import Dispatcher
+from lmi_handlers.web.flask_parts import LeanRequest
 from lmi_handlers.web.front_end_errors import FrontEndErrors
 from lmi_handlers.web.request_path import PathReader
 from lmi_handlers.web.routes import add_routes
@@ -64,6 +65,7 @@ from lmi_handlers.web.store_routes import add_store_routes, store_front_app
 class ModelApp(Flask):
     """The application that serves one model. Without `async def` views: Flask would look for them three times per request."""
 
+    request_class = LeanRequest
     model: Served
 
     def use_threads(self, run_beside: RunBeside) -> None:

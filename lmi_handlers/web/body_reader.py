@@ -26,6 +26,8 @@ class BodyReader:
 
     def read(self, size: int) -> bytes:
         """Like gunicorn's `read`. Raises `MalformedRequest`, `RequestTimeout` and `ClientDisconnected`."""
+        if self.complete:
+            return b""
         try:
             return self._read(size)
         except Exception:

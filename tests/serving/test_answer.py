@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
@@ -220,6 +222,28 @@ def test_reader_is_told_that_a_stream_has_been_silent(client: EngineClient, tmp_
         generation.watch(now)
         wait_until(lambda: reader.told == ["resume"])
         assert next(iter(answer)) == b"", "this format has no comments"
+
+
+def test_a_token_takes_few_calls(client: EngineClient, tmp_path: Path) -> None:
+    """A step brings the tokens of hundreds of streams, one after the other on the same event loop."""
+    answer, generation = stream_of(client, tmp_path)
+    calls: list[str] = []
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    with contextlib.closing(answer):
+        put(generation, b"a", logprobs=[-0.5])
+        next(filter(None, answer))
+        reader = Turns(answer)
+        assert answer.tell(reader)
+        output = TokenOutput(request_id="", token_ids=[*b"a"], logprobs=[-0.5])
+        sys.setprofile(count)
+        generation.put(SequenceOutput(generation.number, 0, output, 0.0))
+        sys.setprofile(None)
+    assert len(reader.received) == 1
+    assert len(calls) <= 28, calls
 
 
 def stream_of(client: EngineClient, tmp_path: Path, **options: Any) -> tuple[Answer, InFlightRequest]:
