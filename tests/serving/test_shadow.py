@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 import requests
 from engine_thread import Engine
@@ -348,15 +346,6 @@ def start_with_shadow(start: StartServer, tmp_path: Path, shadow: str, own: str 
     return start(f"{own}option.shadow_model={tmp_path / 'shadow'}\noption.shadow_share=1\n")
 
 
-def shadow_process(server: Server) -> psutil.Process | None:
-    """The shadow's engine process. It is the only one with the lowest priority."""
-    for child in psutil.Process(server.process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
-            if "lmi_handlers.engine.process" in child.cmdline() and child.nice() == 19:
-                return child
-    return None
-
-
 BODIES = [
     {"inputs": "Hello", "parameters": {"max_new_tokens": 9, "details": True}},
     {"inputs": "Hello", "parameters": {"max_new_tokens": 9}, "stream": True},
@@ -382,7 +371,7 @@ def test_equal_engines_agree_and_answers_are_what_they_were(
     lines = [json.loads(line) for line in server.log.splitlines() if '"compared with the shadow"' in line]
     assert {line["agreement"] for line in lines} == {1.0}
     assert {line["divergence"] for line in lines} == {0.0}
-    process = shadow_process(server)
+    process = server.shadow()
     assert process is not None
     server.stop()
     assert still_running([process]) == []
@@ -413,13 +402,13 @@ def test_a_shadow_that_dies_hangs_or_does_not_load_changes_nothing(start_server:
     server = start_with_shadow(start_server, tmp_path, f"{ECHO}option.echo_faults=true\noption.stall_timeout=2\n", own)
     wait_until(lambda: server.invoke(BODIES[0]).ok and "answers_total compared" in figures(server))
     with Watch(server) as watch:
-        first = shadow_process(server)
+        first = server.shadow()
         assert first is not None
         for fault in ("DIE@1 ", "GRIP@1 "):
-            ended = shadow_process(server)
+            ended = server.shadow()
             body = {"inputs": fault, "parameters": {"max_new_tokens": len(fault)}}
             assert server.invoke(body).json()["generated_text"] == fault
-            wait_until(lambda ended=ended: shadow_process(server) not in (None, ended))  # type: ignore[misc]
+            wait_until(lambda ended=ended: server.shadow() not in (None, ended))  # type: ignore[misc]
             compared = figures(server)["answers_total compared"]
             wait_until(
                 lambda compared=compared: (  # type: ignore[misc]

@@ -14,6 +14,10 @@ class Malformed(AssertionError):
     """The answer does not follow the API."""
 
 
+class Lost(Malformed):
+    """The connection has ended before the answer."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a request ended: the received text, and whether it is complete."""
@@ -36,8 +40,10 @@ class Api:
         """Send one request and read the whole answer. Raises `Malformed`."""
         try:
             answer = requests.post(url + self.path, json=self.body(prompt, max_tokens), timeout=timeout)
+        except requests.Timeout as error:
+            raise Malformed(f"{self.path}: no answer in time: {error!r}") from error
         except requests.RequestException as error:
-            raise Malformed(f"{self.path}: the connection failed: {error!r}") from error
+            raise Lost(f"{self.path}: the connection failed: {error!r}") from error
         return self.ending(answer.status_code, answer.content)
 
     def ending(self, status: int, content: bytes) -> Ending:

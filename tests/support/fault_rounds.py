@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 import requests
-from fault_clients import APIS, Api, Ending, Malformed
-from raw_http import connect, head, request
+from fault_clients import APIS, Api, Ending, Lost, Malformed
+from raw_http import connect, dechunked, head, read_to_end, request
 from serving import Server
 from waiting import wait_until
 
@@ -41,12 +41,16 @@ _MEMORY = 96 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong. `run` causes it. `ends_engine` is None if the engine may or may not survive."""
+    """Something that goes wrong. `run` causes it. `ends_engine` is None if the engine may or may not survive.
+
+    If it `cuts_connections`, answers may end with their connection.
+    """
 
     name: str
     run: Callable[[Rounds, random.Random], None]
     ends_engine: bool | None = False
     replaces_workers: bool = False
+    cuts_connections: bool = False
 
 
 _USED_AGAIN = re.compile(r"[^/]+/((metrics|recent)/\d|sessions)")
@@ -62,6 +66,7 @@ class Report:
     requests: int = 0
     complete: int = 0
     failed: int = 0
+    lost: int = 0
     slowest_ping: float = 0.0
     longest_outage: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
@@ -204,6 +209,7 @@ class Rounds:
     def _round(self, rng: random.Random, faults: list[Fault], names: str, pinger: Pinger) -> None:
         seen = len(pinger.statuses)
         spared = all(fault.ends_engine is False for fault in faults)
+        cuts = any(fault.cuts_connections for fault in faults)
         with concurrent.futures.ThreadPoolExecutor(self._clients + len(faults)) as pool:
             asked = [(rng.choice(self.apis), rng.choice(self.prompts)) for _ in range(self._clients)]
             answers = [pool.submit(self._ask, *one) for one in asked]
@@ -211,16 +217,22 @@ class Rounds:
             started = time.monotonic()
             done = [pool.submit(fault.run, self, random.Random(rng.random())) for fault in faults]
             for (api, prompt), answer in zip(asked, answers, strict=True):
-                self._judge(api, prompt, answer.result(), names, may_fail=not spared)
+                ending = answer.result()
+                if cuts and isinstance(ending, Lost):
+                    self.report.lost += 1
+                else:
+                    self._judge(api, prompt, ending, names, may_fail=not spared)
             for fault, one in zip(faults, done, strict=True):
                 assert (error := one.exception()) is None, (
                     f"{names}: {fault.name}: {error!r}\n{self.server.log[-3000:]}"
                 )
         self._settle(names)
+        if cuts:
+            pinger.problems.clear()
         statuses = set(pinger.statuses[seen:])
         if spared:
             # A web worker that starts while the engine is stopped cannot know that it is well.
-            doubts = {"pause", "SIGHUP"} <= {fault.name for fault in faults}
+            doubts = cuts or {"pause", "SIGHUP"} <= {fault.name for fault in faults}
             assert statuses <= ({200, 503} if doubts else {200}), (
                 f"{names}: /ping was not 200 though the engine was well"
             )
@@ -405,6 +417,34 @@ def _bad_chunk(rounds: Rounds, rng: random.Random) -> None:
     assert b" 400 " in answer or b" 408 " in answer, answer
 
 
+# What is beside the engine
+
+
+def _kill_shadow(rounds: Rounds, _: random.Random) -> None:
+    if (shadow := rounds.server.shadow()) is not None:
+        shadow.kill()
+
+
+def _kill_worker(rounds: Rounds, rng: random.Random) -> None:
+    before = rounds.server.web_workers()
+    killed = rng.choice(before)
+    killed.kill()
+    wait_until(lambda: killed not in (now := rounds.server.web_workers()) and len(now) == len(before), RECOVERY)
+
+
+def _repeat(rounds: Rounds, rng: random.Random) -> None:
+    """Leaves, and repeats the request: it gets the whole answer, whichever web worker has it."""
+    api, prompt, key = APIS[1], rng.choice(rounds.prompts), f"Idempotency-Key: {rng.random()}"
+    data = request(api.body(prompt, rounds.max_tokens), api.path, key, "Connection: close")
+    with connect(rounds.server, data) as sock, contextlib.suppress(ConnectionError):
+        sock.recv(rng.randint(1, 2000))
+    answer = read_to_end(connect(rounds.server, data))
+    if answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n0\r\n\r\n"):
+        ending = api.ending(200, dechunked(answer))
+        assert prompt.startswith(ending.text), ending
+        assert ending.text == prompt or not ending.complete, ending
+
+
 ENGINE_FAULTS = [Fault("kill", _kill, ends_engine=True), Fault("stop", _stop, ends_engine=True)]
 
 ECHO_FAULTS = [
@@ -413,6 +453,13 @@ ECHO_FAULTS = [
     Fault("hang", _prompt("HANG"), ends_engine=None),  # if it is the only running request, the engine looks stuck
     Fault("fail", _prompt("RAISE")),
 ]
+
+BESIDE_FAULTS = [
+    Fault("kill the shadow", _kill_shadow),
+    Fault("kill a web worker", _kill_worker, replaces_workers=True, cuts_connections=True),
+    Fault("repeat", _repeat),
+]
+"""What needs a shadow, several web workers, and `option.retry_grace`. An echo's answer is its prompt."""
 
 CLIENT_FAULTS = [
     Fault("pause", _pause),

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import operator
 import os
 import random
 import re
@@ -24,6 +25,10 @@ import requests
 ENVIRON = dict(os.environ)
 """The environment before any test ran. Engines that tests load in their own process change it (vLLM sets LD_PRELOAD)."""
 
+
+_ENGINE = "lmi_handlers.engine.process"
+_LOWEST = 19
+"""The niceness of a shadow's engine."""
 
 API_KEY = "s3cret-key"
 """The key that `guarded_server` requires."""
@@ -151,8 +156,22 @@ class Server:
         raise AssertionError(f"no log entry for request {request_id}")
 
     def engine(self) -> psutil.Process:
-        """The current engine process."""
-        return self.supervised("lmi_handlers.engine.process")
+        """The current engine process. It is not the shadow's."""
+        engines = self._by_niceness()
+        if not engines or (len(engines) == 1 and engines[0][0] == _LOWEST > psutil.Process().nice()):
+            raise AssertionError("no engine runs")
+        return engines[0][1]
+
+    def shadow(self) -> psutil.Process | None:
+        """The shadow's current engine process, the only one with the lowest priority."""
+        return next((process for nice, process in self._by_niceness() if nice == _LOWEST), None)
+
+    def _by_niceness(self) -> list[tuple[int, psutil.Process]]:
+        found = []
+        for process in self._supervised(_ENGINE):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found.append((process.nice(), process))
+        return sorted(found, key=operator.itemgetter(0))
 
     def _engine_or_none(self) -> psutil.Process | None:
         try:
@@ -162,11 +181,15 @@ class Server:
 
     def supervised(self, module: str) -> psutil.Process:
         """The current process that runs this program."""
+        if (found := next(self._supervised(module), None)) is None:
+            raise AssertionError(f"no process runs {module}")
+        return found
+
+    def _supervised(self, module: str) -> Iterator[psutil.Process]:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
                 if module in child.cmdline():
-                    return child
-        raise AssertionError(f"no process runs {module}")
+                    yield child
 
     def code_processes(self) -> list[psutil.Process]:
         """The processes that run the model's own code."""

@@ -10,9 +10,19 @@ import psutil
 import pytest
 from fault_attacks import ATTACKS, MACHINE_FAULTS
 from fault_clients import ALL_APIS, APIS, Api
-from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, endless_plan, plan
+from fault_rounds import (
+    BESIDE_FAULTS,
+    CLIENT_FAULTS,
+    ECHO_FAULTS,
+    ENGINE_FAULTS,
+    Fault,
+    Rounds,
+    endless_plan,
+    plan,
+)
 from full_disk import small_disk
 from serving import Server, StartServer
+from waiting import wait_until
 
 MAX_REQUEST_SIZE = 1 << 20
 
@@ -48,6 +58,35 @@ def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: p
     report = rounds.run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))
     print(f"\necho: {report}")
     assert report.complete > report.failed > 0
+
+
+@pytest.mark.long
+def test_faults_of_what_is_beside_an_engine(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """A shadow, a web worker, and clients that come back."""
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    echo = f"option.rolling_batch=echo\noption.echo_tokens_per_second=100\n{limits(8, 10)}"
+    (shadow / "serving.properties").write_text(echo)
+    own = f"option.shadow_model={shadow}\noption.shadow_share=1\noption.retry_grace=2\noption.receipts=true\n"
+    server = Server(tmp_path / "m0", f"{echo}{own}option.tenant_attribute=team\n", "--workers", "2")
+    try:
+        server.wait_ready()
+        wait_until(lambda: server.invoke({"inputs": "Hi"}).ok and "compared with the shadow" in server.log, 180)
+        prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
+        rounds = Rounds(
+            server,
+            lambda api, prompt: prompt,
+            prompts,
+            max_tokens=200,
+            predict_timeout=8,
+            max_request_size=MAX_REQUEST_SIZE,
+        )
+        clients = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
+        report = rounds.run(*planned([*ENGINE_FAULTS[:1], *BESIDE_FAULTS, *clients], pytestconfig, rounds=9))
+    finally:
+        server.stop()
+    print(f"\nbeside: {report}")
+    assert min(report.complete, report.failed) > 0
 
 
 @pytest.mark.long
