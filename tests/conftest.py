@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from engine_thread import Engine
-from groups import Groups
+from groups import Groups, repeated
 from hypothesis import HealthCheck, settings
 from picture_server import PictureServer
 from serving import API_KEY, Server, StartServer
@@ -227,8 +227,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need an optional library as `long`, and tests that use the real model as `model`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that need an optional library as `long`, and tests that use the real model as `model`.
+
+    Tests with the same id are an error of their collection.
+    """
+    for nodeid in repeated(item.nodeid for item in items):
+        cause = f"several tests have the id {nodeid}, and only one of them would run"
+        config.hook.pytest_collectreport(report=pytest.CollectReport(nodeid, "failed", cause, []))
     for item in items:
         if item.get_closest_marker("needs") is not None:
             item.add_marker(pytest.mark.long)

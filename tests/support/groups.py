@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
@@ -58,3 +60,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # has no types
         if "vllm" in nodeid.lower():
             return "vllm library" if "backends" in path else "vllm server"
         return "model server" if "[scheduler" in nodeid else path
+
+
+def repeated(ids: Iterable[str]) -> list[str]:
+    """Return the ids that more than one test has. Test processes are told ids, so they would run one of these tests only."""
+    return [each for each, count in Counter(ids).items() if count > 1]

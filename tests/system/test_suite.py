@@ -37,6 +37,15 @@ def test_without_its_library() -> None:
     pass
 """
 
+TWINS = """
+import pytest
+
+
+def pytest_pycollect_makeitem(collector, name, obj):
+    if name == "test_twin":
+        return [pytest.Function.from_parent(collector, name=name, callobj=obj) for _ in range(2)]
+"""
+
 
 def commands(target: str, *variables: str) -> str:
     done = subprocess.run(["make", "-n", target, *variables], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -60,6 +69,11 @@ def with_conftest() -> dict[str, str]:
 def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[str, int]:
     """Return the outcomes of `LONG_AND_SHORT` with our settings and our conftest.py."""
     (tmp_path / "test_both.py").write_text(LONG_AND_SHORT)
+    return counted(pytest_output(tmp_path, "-m", expression, environ=environ))
+
+
+def pytest_output(tmp_path: Path, *arguments: str, environ: dict[str, str]) -> str:
+    """Run the tests below a folder with our settings and our conftest.py, and return the output."""
     settings = [
         "-c",
         str(ROOT / "pyproject.toml"),
@@ -71,9 +85,13 @@ def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[s
         "no:cacheprovider",
     ]
     environ = with_conftest() | environ
-    command = [sys.executable, "-m", "pytest", *settings, "-m", expression, str(tmp_path / "test_both.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    summary = done.stdout.splitlines()[-1]
+    command = [sys.executable, "-m", "pytest", *settings, *arguments, str(tmp_path)]
+    return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False).stdout
+
+
+def counted(output: str) -> dict[str, int]:
+    """Return how many tests had each outcome, from the last line of pytest's output."""
+    summary = output.splitlines()[-1]
     return {
         outcome: int(number)
         for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|deselected|error)", summary)
@@ -84,6 +102,16 @@ def test_each_test_is_run_by_exactly_one_target(tmp_path: Path) -> None:
     assert (selection("test"), selection("test-long")) == ("not long", "long")
     assert outcomes(tmp_path, selection("test"), {}) == {"passed": 1, "deselected": 3}
     assert outcomes(tmp_path, selection("test-long"), {}) == {"passed": 2, "skipped": 1, "deselected": 1}
+
+
+@pytest.mark.parametrize("processes", [[], ["-n", "1"]], ids=["alone", "in a test process"])
+def test_two_tests_with_one_id_fail(tmp_path: Path, processes: list[str]) -> None:
+    """pytest-xdist would run one of them, and say nothing of the other."""
+    (tmp_path / "twins.py").write_text(TWINS)
+    (tmp_path / "test_twins.py").write_text("def test_twin(): pass\n")
+    output = pytest_output(tmp_path, "-p", "twins", *processes, environ={})
+    assert counted(output).get("error") == 1, output
+    assert "several tests have the id test_twins.py::test_twin" in output
 
 
 def test_the_groups_that_come_first_exist() -> None:
