@@ -12,7 +12,7 @@ import math
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -238,6 +238,7 @@ class EngineClient:
         self._generations: dict[int, InFlightRequest] = {}
         self._link = Link(socket_path, self._serve, name="engine-reader", in_flight=self._generations.values())
         self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
+        self._adapters: Mapping[str, str] = {}  # name -> digest
         self._numbers = itertools.count(1)
         self._since_turn = 0
 
@@ -259,6 +260,10 @@ class EngineClient:
         """The number of the engine's sequences, as far as this worker knows: its own, or those in the engine's batch."""
         own = sum(generation.running for generation in list(self._generations.values()))
         return max(own, self._heartbeat.running)
+
+    def has_adapter(self, prompt: EncodedPrompt) -> bool:
+        """Tell whether the engine has the prompt's adapter, with the same files, as far as this worker knows."""
+        return prompt.adapter is None or self._adapters.get(prompt.adapter) == prompt.adapter_digest
 
     def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request, whose prompts have been encoded. It is aborted at the `deadline`.
@@ -387,6 +392,7 @@ class EngineClient:
         elif isinstance(message, Sync):
             sender.confirm(Synced(message.number))
         elif isinstance(message, Ready):
+            self._adapters = message.capabilities.adapter_digests
             self._on_announcement(message)
             self.status.ready()
         else:

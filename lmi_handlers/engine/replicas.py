@@ -27,7 +27,8 @@ _POLL_INTERVAL = 0.02
 class Replicas:
     """One client per engine. A request goes to the engine that may know its beginning, or else has least to do.
 
-    If it repeats another one, it goes to that one's engine.
+    If it repeats another one, it goes to that one's engine. While its adapter is replaced in one engine after the other, it
+    goes to those that have the same files as its prompt is for.
 
     An engine that ends fails its own requests only. As long as any engine is ready, the model is. All sockets are in the
     server's runtime directory, with the registry of adapters.
@@ -140,9 +141,11 @@ class Replicas:
         """Return the engine for a request, which may not be ready if none is."""
         if len(self._clients) == 1:
             return self._clients[0]
-        loads = {client: client.load for client in self._clients if client.status.accepts}
-        if not loads:
+        ready = [client for client in self._clients if client.status.accepts]
+        if not ready:
             return self._clients[0]  # it says why
+        able = [client for client in ready if client.has_adapter(prompt)]
+        loads = {client: client.load for client in able or ready}
         if len(prompt.token_ids) >= _SHARED_TOKENS:
             named = {str(self._clients.index(client)): load for client, load in loads.items()}
             return self._clients[int(choose(named, _beginning(prompt)))]
@@ -150,8 +153,10 @@ class Replicas:
 
     def _choose_again(self, prompt: EncodedPrompt, identity: bytes, sent: SentRequests) -> EngineClient:
         number = sent.engine_of(identity, prompt)
-        if number is not None and number < len(self._clients) and self._clients[number].status.accepts:
-            return self._clients[number]
+        if number is not None and number < len(self._clients):
+            client = self._clients[number]
+            if client.status.accepts and client.has_adapter(prompt):
+                return client
         client = self.choose(prompt)
         sent.note(identity, prompt, self._clients.index(client))
         return client

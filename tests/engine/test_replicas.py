@@ -15,16 +15,17 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from capabilities import capabilities
 from engine_thread import Engine, texts_of
 from prompts import encoded
 from serving import Server, StartServer
 from waiting import wait_until
 
 from lmi_handlers.core.deadline import Deadline
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.heartbeat import HeartbeatReader
-from lmi_handlers.engine.messages import Loading
+from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas, ReplicaStatus
 from lmi_handlers.engine.sent_requests import SentRequests
 from lmi_handlers.engine.status import EngineState, EngineStatus
@@ -168,6 +169,37 @@ def test_prompts_with_the_same_beginning_go_to_the_same_engine_while_it_has_room
             crowd.add(replicas.choose(encoded(beginnings[0] + SLOW)[0]))
             stack.enter_context(submit(replicas, beginnings[0] + SLOW))
     assert len(crowd) == 2, "one engine is not overloaded for what it has cached"
+
+
+def test_while_an_adapter_is_replaced_its_requests_go_to_engines_with_the_same_files(
+    pair: tuple[list[Engine], Replicas],
+) -> None:
+    """Its answer would be joined and continued as one of these files."""
+    both, replicas = pair
+
+    def load(engine: Engine, files: str) -> None:
+        loaded = capabilities(vocab_size=257, adapters=("a",), adapter_digests={"a": files})
+        engine.server.announce(Ready("", loaded))
+
+    def prompt(files: str) -> EncodedPrompt:
+        return EncodedPrompt([*SLOW], adapter="a", adapter_digest=files)
+
+    def submit_again(files: str) -> InFlightRequest:
+        request = GenerationRequest(request_id="r", prompts=(), identity=b"call")
+        return replicas.submit([prompt(files)], request, Deadline(time.monotonic() + 60))
+
+    load(both[0], "new")
+    load(both[1], "old")
+    wait_until(lambda: replicas.choose(prompt("new")) is not replicas.choose(prompt("old")))
+    new, old = replicas.choose(prompt("new")), replicas.choose(prompt("old"))
+    assert replicas.choose(prompt("other")) in (new, old)
+    with contextlib.ExitStack() as stack:
+        for files, client in (("new", new), ("new", new), ("old", old), ("new", new)):
+            assert replicas.choose(prompt(files)) is client
+            stack.enter_context(submit_again(files))
+        assert (new.load, old.load) == (3, 1)
+        load(both[1], "new")
+        wait_until(lambda: replicas.choose(prompt("new")) is old)
 
 
 def test_the_model_is_ready_while_any_engine_is(pair: tuple[list[Engine], Replicas]) -> None:
