@@ -5,6 +5,7 @@ Sizes and headers do not tell: whoever trains a model or an adapter further keep
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -41,26 +42,33 @@ def model_digest(model: Path) -> str:
 
     `model` is a GGUF file or a folder. Nothing is missed that changes all layers, as training does.
     """
-    files = [model]
-    if model.is_dir():
-        names = sorted(file.name for file in model.iterdir() if file.is_file())
-        files = [model / name for name in needed(names) if is_weights(name) or name == _OF_MODEL]
+    with _reading():
+        files = [model]
+        if model.is_dir():
+            names = sorted(file.name for file in model.iterdir() if file.is_file())
+            files = [model / name for name in needed(names) if is_weights(name) or name == _OF_MODEL]
     return _digest(files, max(_MIN_SAMPLES, _SAMPLES // max(1, len(files))))
 
 
 def _digest(files: Iterable[Path], samples: int | None = None) -> str:
     """Return the digest of files in this order, or of so many samples of each that is large."""
     digest = blake2b(digest_size=16)
-    try:
+    with _reading():
         for file in files:
             with file.open("rb") as opened:
                 size = os.fstat(opened.fileno()).st_size
                 digest.update(size.to_bytes(8, "little"))
                 for start, length in _parts(size, samples):
                     digest.update(os.pread(opened.fileno(), length, start))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise LoadFailed(f"weights cannot be read: {error}") from error
-    return digest.hexdigest()
 
 
 def _parts(size: int, samples: int | None) -> Iterator[tuple[int, int]]:

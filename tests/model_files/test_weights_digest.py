@@ -87,9 +87,10 @@ def test_little_of_a_model_is_read(tmp_path: Path, parts: int) -> None:
     assert _bytes_read() - before < 32 << 20
 
 
-def test_weights_that_are_gone(tmp_path: Path) -> None:
-    with raises(LoadFailed, "gone.gguf"):
-        model_digest(tmp_path / "gone.gguf")
+@pytest.mark.parametrize("name", ["gone.gguf", "x" * 300])
+def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with raises(LoadFailed, f"weights {tmp_path / name}"):
+        model_digest(tmp_path / name)
 
 
 def _bytes_read() -> int:
