@@ -153,14 +153,18 @@ def _engine(server: Server) -> Process:
 
 def _bench_limit(directory: Path, model: Path) -> None:
     prompts = make_prompts(model, LIMITED_REQUESTS, LIMITED_PROMPT_TOKENS, "limited")
-    properties: dict[str, object] = {"option.rolling_batch": "auto", "option.max_rolling_batch_size": LIMITED_REQUESTS}
+    properties: dict[str, object] = {
+        "option.rolling_batch": "auto",
+        "option.dtype": "fp32",  # with integers, an answer depends on what else is in the batch
+        "option.max_rolling_batch_size": LIMITED_REQUESTS,
+    }
     unlimited, free_seconds, _, _ = _answers(directory / "unlimited", properties, prompts)
     limit = {"option.kv_cache_memory_bytes": LIMIT}
     limited, seconds, preemptions, peak = _answers(directory / "limited", properties | limit, prompts)
     equal = sum(ours == theirs for ours, theirs in zip(limited, unlimited, strict=True))
     print_table(
         f"{LIMITED_REQUESTS} requests at once with option.kv_cache_memory_bytes={LIMIT}, "
-        f"{LIMITED_PROMPT_TOKENS} prompt and {LIMITED_NEW_TOKENS} new tokens, greedy",
+        f"{LIMITED_PROMPT_TOKENS} prompt and {LIMITED_NEW_TOKENS} new tokens, greedy, in float32",
         PAIRED_HEADER,
         [
             row_without_peer("answered", [len(limited)], "requests", target=EQUAL),

@@ -16,14 +16,17 @@ INTEGERS_AND_BFLOAT16 = "int8 and bfloat16"
 _INTEGER_FLAGS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 """Flags of x86 processors that multiply and add 8-bit integers in one instruction."""
 
-_BFLOAT16_FLAG = "avx512_bf16"
-"""The flag of x86 processors on which OpenVINO's attention computes in bfloat16. Those with AMX have it, too."""
+_BFLOAT16_FLAGS = {"avx512_bf16", "avx512_vnni"}
+"""Flags of x86 processors on which OpenVINO's attention computes in bfloat16. Those with AMX have them, too."""
+
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that keep OpenVINO from instructions, by their levels. The first one that is set counts."""
 
 _BEFORE_VNNI = {"SSE41", "AVX", "AVX2", "AVX512_CORE"}
-"""Values of `ONEDNN_MAX_CPU_ISA` that keep OpenVINO from all of the instructions for integers."""
+"""Levels without any of the instructions for integers."""
 
 _BEFORE_BFLOAT16 = {*_BEFORE_VNNI, "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE_VNNI"}
-"""Those that keep it from bfloat16."""
+"""Levels without those for bfloat16. An engine that attends in it all the same does not start."""
 
 
 def choose_precision(properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str]:
@@ -59,11 +62,11 @@ def multiplies_integers() -> bool | None:
 
 def multiplies_bfloat16() -> bool:
     """Tell whether this CPU multiplies bfloat16 numbers faster than those of float32."""
-    return _allowed() not in _BEFORE_BFLOAT16 and _BFLOAT16_FLAG in _flags()
+    return _allowed() not in _BEFORE_BFLOAT16 and _flags() >= _BFLOAT16_FLAGS
 
 
 def _allowed() -> str:
-    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return next((level.upper() for name in _LIMITS if (level := os.environ.get(name))), "")
 
 
 def _flags() -> set[str]:

@@ -37,6 +37,6 @@ class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):
         NonNegativeInt | None,
         Option(
             "Maximum number of tokens to draft per step for each sequence, by looking for the last tokens in its prompt and "
-            "answer. Drafts change no result, only how fast it is found. 0, the default, turns them off."
+            "answer. Drafts change no result but by rounding, only how fast it is found. 0, the default, turns them off."
         ),
     ] = None

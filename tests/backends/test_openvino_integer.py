@@ -200,17 +200,40 @@ def test_lmi_check_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert preview_precision(echo) == ""
 
 
-def test_a_processor_without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for allowed in ("avx2", "AVX512_CORE"):
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
-        assert precision.multiplies_integers() is False
-        assert not precision.multiplies_bfloat16()
+ALL_FLAGS = {"flags", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}
 
 
-def test_a_processor_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO attends in float32 where it is kept from these instructions: bfloat16 would be refused."""
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_vnni")
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_limits_of_instructions(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Where OpenVINO is kept from the instructions for bfloat16, it would refuse to attend in it."""
+    monkeypatch.setattr(precision, "_flags", lambda: ALL_FLAGS)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # counts as not set
+    for allowed, integers, bfloat16 in (
+        ("avx2", False, False),
+        ("AVX512_CORE", False, False),
+        ("avx2_vnni_2", True, False),
+        ("avx512_core_vnni", True, False),
+        ("AVX512_CORE_BF16", True, True),
+        ("avx512_core_amx", True, True),
+        ("default", True, True),
+    ):
+        monkeypatch.setenv(variable, allowed)
+        assert (precision.multiplies_integers(), precision.multiplies_bfloat16()) == (integers, bfloat16)
+
+
+def test_the_older_name_of_a_limit_comes_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_flags", lambda: ALL_FLAGS)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "avx2")
+    assert precision.multiplies_bfloat16()
+
+
+@pytest.mark.parametrize("hidden", [{"avx512_bf16"}, {"avx512_vnni"}, ALL_FLAGS], ids=["bfloat16", "VNNI", "all"])
+def test_flags_that_a_hypervisor_hides(monkeypatch: pytest.MonkeyPatch, hidden: set[str]) -> None:
+    """OpenVINO needs both for bfloat16. One flag of several is enough for integers."""
+    monkeypatch.setattr(precision, "_flags", lambda: ALL_FLAGS - hidden)
     assert not precision.multiplies_bfloat16()
+    assert precision.multiplies_integers() is (None if hidden == ALL_FLAGS else True)
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8"])

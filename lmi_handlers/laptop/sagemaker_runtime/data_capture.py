@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import logging
@@ -70,10 +71,7 @@ class DataCapture:
     def _has_room(self) -> bool:
         if self._room > 0 or (now := time.monotonic()) < self._full_until:
             return self._room > 0
-        try:
-            size = sum(file.stat().st_size for file in self._folder.rglob("*.jsonl"))
-        except OSError:  # somebody has just moved a part of it
-            size = 0
+        size = sum(_sizes(self._folder))
         self._room = min(MAX_BYTES - size, _LOOK_BYTES)
         if self._room <= 0:
             self._full_until = now + _LOOK_SECONDS
@@ -127,6 +125,14 @@ class CapturedRequest:
             yield chunk
         if size <= MAX_BODY:
             self.write(content_type, b"".join(parts))
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the sizes of the files in a folder from which others may be moving some."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield Path(parent, name).lstat().st_size
 
 
 def _private(path: str, flags: int) -> int:

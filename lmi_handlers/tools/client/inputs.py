@@ -121,8 +121,10 @@ def _names_below(folder: Path) -> Iterator[str]:
 
 def target_outside(path: Path, folder: Path) -> Path | None:
     """Return where a link leads if that is not in the folder, and None for all else."""
+    if not path.is_symlink():
+        return None
     target = Path(os.path.realpath(path))  # unlike `resolve`, it takes links that lead to each other
-    return target if path.is_symlink() and not target.is_relative_to(folder.resolve()) else None
+    return None if target.is_relative_to(folder.resolve()) else target
 
 
 def _bucket(location: str) -> Bucket:

@@ -94,6 +94,16 @@ def test_a_full_folder_takes_no_more(
     assert [file.read_bytes().count(b"\n") for file in tmp_path.rglob("*.jsonl")] == [1]
 
 
+def test_a_folder_is_full_whatever_else_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a file that has just been moved, for which a link that leads nowhere stands."""
+    monkeypatch.setattr(data_capture, "MAX_BYTES", 100)
+    for endpoint in ("a", "c"):
+        (tmp_path / endpoint).mkdir()
+        (tmp_path / endpoint / "lines.jsonl").write_bytes(bytes(60))
+    (tmp_path / "b.jsonl").symlink_to("nowhere")
+    assert DataCapture(tmp_path).begin("endpoint") is None
+
+
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
     """The next line would go on in what was written of it. A limit of the process stands for a full disk."""
     path = tmp_path / "lines"
