@@ -217,14 +217,15 @@ class ServedModel(Served):
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
         digests = loaded.capabilities.adapter_digests
         prompts = encode_prompts(request, prepared.tokenized, self._images, self._sounds, digests)
+        current = self.loaded  # the request may have been checked for another engine, and loading images takes long
+        if current is not loaded:
+            _check_unchanged(loaded.capabilities, current.capabilities)
+            prompts = [_for_adapters(prompt, current.capabilities.adapter_digests) for prompt in prompts]
         fixed: Callable[[], Fixed] = partial(self._fixed, loaded, prompts[0], request)
         if prompts[0].media_prompt is not None and (opened is not None or self._may_cut(deadline)):
             # Images and sounds are large: they are digested once, and the answer does not keep them in memory.
             fixed = partial(Fixed, *self.run_beside(fixed))
         usage.validation_time = time.monotonic() - usage.started
-        current = self.loaded  # the request may have been checked for another engine
-        if current is not loaded:
-            _check_unchanged(loaded.capabilities, current.capabilities, prompts)
         if opened is not None:
             opened.check(fixed())
             request = _without_prompt_logprobs(request)
@@ -418,15 +419,18 @@ class _Prepared(NamedTuple):
     rendered: tuple[RenderedPrompt, ...]
 
 
-def _check_unchanged(known: Capabilities, current: Capabilities, prompts: Sequence[EncodedPrompt]) -> None:
-    """Raise `EngineNotReady` if the engine, or an adapter of the prompts, is another one by now."""
+def _check_unchanged(known: Capabilities, current: Capabilities) -> None:
+    """Raise `EngineNotReady` if the engine is another one by now."""
     adapters: dict[str, Any] = {"adapters": (), "adapter_digests": {}}  # all else stays while an engine runs
     if msgspec.structs.replace(current, **adapters) != msgspec.structs.replace(known, **adapters):
         raise EngineNotReady("the engine was restarted while the request was being prepared")
-    for prompt in prompts:
-        digest = prompt.adapter_digest
-        if prompt.adapter is not None and current.adapter_digests.get(prompt.adapter, digest) != digest:
-            raise EngineNotReady(f"adapter {prompt.adapter!r} was replaced while the request was being prepared")
+
+
+def _for_adapters(prompt: EncodedPrompt, digests: Mapping[str, str]) -> EncodedPrompt:
+    """Return the prompt for the adapter that has its name by now. The engine refuses it if there is none."""
+    if prompt.adapter is None or digests.get(prompt.adapter, prompt.adapter_digest) == prompt.adapter_digest:
+        return prompt
+    return msgspec.structs.replace(prompt, adapter_digest=digests[prompt.adapter])
 
 
 def _tokenize(

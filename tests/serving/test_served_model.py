@@ -186,12 +186,19 @@ def test_answers_of_other_weights_are_neither_joined_nor_continued(tmp_path: Pat
         engine.server.announce(engine.ready)
         wait_until(lambda: model.state is EngineState.READY and model.loaded.capabilities == engine.ready.capabilities)
 
-    def answer(text: str, seconds: float, *, identity: bytes | None = None, token: str | None = None) -> Usage:
+    def answer(
+        text: str,
+        seconds: float,
+        *,
+        identity: bytes | None = None,
+        token: str | None = None,
+        check: LengthCheck = check_length,
+    ) -> Usage:
         params = SamplingParams(max_tokens=40)
         request = GenerationRequest(
             request_id="r", prompts=(Prompt(text, "a"),), sampling_params=params, identity=identity
         )
-        parsed = Parsed(request, JsonFormatter, str, check_length, continuation=token)
+        parsed = Parsed(request, JsonFormatter, str, check, continuation=token)
         usage, now = Usage(started=time.monotonic()), time.monotonic()
         list(model.start_generation(parsed, usage, Deadline(now + 60, cutoff=Cutoff(now + seconds, "option"))))
         return usage
@@ -205,6 +212,12 @@ def test_answers_of_other_weights_are_neither_joined_nor_continued(tmp_path: Pat
             serve(files)
             joined.append(answer("abc", 50, identity=b"i").joined)
         assert joined == [False, True, False, True]
+        # One whose adapter is replaced while it is prepared is for the successor.
+        joined = [answer("abc", 50, identity=b"j", check=lambda *_: serve("2")).joined]
+        for files in ("2", "1"):
+            serve(files)
+            joined.append(answer("abc", 50, identity=b"j").joined)
+        assert joined == [False, True, False]
         token = None
         while token is None:
             with contextlib.suppress(TextDeadline):
@@ -218,19 +231,3 @@ def test_answers_of_other_weights_are_neither_joined_nor_continued(tmp_path: Pat
     finally:
         model.close()
         engine.stop()
-
-
-def test_request_whose_adapter_is_replaced_meanwhile_is_rejected(engine: Engine, tmp_path: Path) -> None:
-    """Its answer would be of the other weights, and known as one of these."""
-    first, second = (
-        Ready(str(tmp_path), capabilities(vocab_size=257, adapters=("a", *more), adapter_digests={"a": files}))
-        for files, more in (("1", ()), ("2", ("b",)))
-    )
-    model = start(engine, first)
-
-    def replace(request: GenerationRequest, position: int, tokens: int, limits: Capabilities) -> None:
-        engine.server.announce(second)
-        wait_until(lambda: model.loaded.capabilities == second.capabilities)
-
-    with raises(EngineNotReady, "adapter a replaced prepared"):
-        submit(model, Prompt("hi", "a"), replace)
