@@ -105,7 +105,7 @@ class SpeechRecognition(Task):
         self._whisper.prompt_ids(wanted.prompt)
         if wanted.words and not self._whisper.times_words:
             raise InvalidRequest(
-                "'word' is not possible: the model's generation_config.json has no alignment_heads",
+                "'word' is not possible: the model's generation_config.json has no alignment_heads, or not of its decoder",
                 field="parameters.return_timestamps",
             )
         if parameters.stream and len(items) != 1:

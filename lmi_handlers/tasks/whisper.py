@@ -103,8 +103,10 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 def check_generation_config(model: Any) -> None:
-    """Raise `ConfigError` unless generation_config.json has all that transcription needs, and only of this model."""
-    config = model.config
+    """Raise `ConfigError` unless generation_config.json has all that transcription needs, and only tokens of this model.
+
+    Distilled models often have the `alignment_heads` of the larger one that they are from: see `Whisper.times_words`.
+    """
     try:
         found = msgspec.convert(model.generation_config.to_dict(), _GenerationConfig)
     except msgspec.ValidationError as error:
@@ -113,15 +115,9 @@ def check_generation_config(model: Any) -> None:
     for name in ("lang_to_id", "task_to_id"):
         token_ids += [(f"{name}.{token}", token_id) for token, token_id in (getattr(found, name) or {}).items()]
     for name, token_id in token_ids:
-        if not 0 <= token_id < config.vocab_size:
+        if not 0 <= token_id < (size := model.config.vocab_size):
             raise ConfigError(
-                f"option.model_id: generation_config.json: {name} is {token_id}, but the model has {config.vocab_size} tokens"
-            )
-    for layer, head in found.alignment_heads or ():
-        if not (0 <= layer < config.decoder_layers and 0 <= head < config.decoder_attention_heads):
-            raise ConfigError(
-                f"option.model_id: generation_config.json: alignment_heads has {[layer, head]}, but the decoder has "
-                f"{config.decoder_layers} layers with {config.decoder_attention_heads} heads"
+                f"option.model_id: generation_config.json: {name} is {token_id}, but the model has {size} tokens"
             )
 
 
@@ -140,8 +136,10 @@ class Whisper:
 
     @property
     def times_words(self) -> bool:
-        """Tell whether the model can say when words are spoken."""
-        return bool(getattr(self._generation, "alignment_heads", None))
+        """Tell whether the model can say when words are spoken: its decoder must have all of the `alignment_heads`."""
+        layers, heads = self._model.config.decoder_layers, self._model.config.decoder_attention_heads
+        named = getattr(self._generation, "alignment_heads", None) or ()
+        return bool(named) and all(0 <= layer < layers and 0 <= head < heads for layer, head in named)
 
     def hear(
         self, sounds: Sequence[Samples], wanted: Wanted, rows: int, is_unwanted: Callable[[], bool]
