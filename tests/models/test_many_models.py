@@ -221,8 +221,7 @@ def test_a_worker_that_replaces_another_serves_a_model_as_its_engine_was_started
         worker.kill()
     wait_until(lambda: not set(workers).intersection(server.web_workers()))
     wait_until(lambda: server.generate("b").status_code == 200)
-    long = server.generate("b", "x" * 100)
-    assert (long.status_code, "64" in long.text) == (424, True), long.text
+    wait_until(lambda: says(server.generate("b", "x" * 100).text, "100 64"))  # perhaps from yet another worker
 
 
 def test_a_server_ends_with_its_manager(tmp_path: Path) -> None:
