@@ -8,6 +8,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import openvino
+
 from backends.base import ModelFiles
 from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
@@ -18,7 +20,7 @@ from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_
 from backends.openvino.options import OpenVinoOptions
 from backends.openvino.precision import FLOATS, INTEGERS, INTEGERS_AND_BFLOAT16, choose_precision
 from backends.openvino.quantize import quantize
-from backends.openvino.runner import OpenVinoRunner, kv_block
+from backends.openvino.runner import OpenVinoRunner, kv_block, try_out
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
 from backends.paged.memory import available_on_cpu, choose_num_blocks, free_memory
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
@@ -77,8 +79,8 @@ class OpenVinoBackend(PagedBackend):
         tools = converter(trust_remote_code=properties.trust_remote_code)
         folder = convert_once(model.cache / name, convert, report, converter=tools)
         report(LoadPhase.COMPILING)
+        compiled, dtype = _compile(folder / MODEL_NAME, dtype)
         compile_again = functools.partial(compile_model, folder / MODEL_NAME, _PROPERTIES[dtype])
-        compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(
             properties.kv_cache_memory_bytes,
@@ -114,3 +116,19 @@ class OpenVinoBackend(PagedBackend):
         backend.warm_up()
         backend.open_prefix_file(options, model)
         return backend
+
+
+def _compile(ir_file: Path, dtype: str) -> tuple[openvino.CompiledModel, str]:
+    """Return the compiled model and its data type: attention is in float32 if OpenVINO fails to compute it in bfloat16."""
+    if dtype == INTEGERS_AND_BFLOAT16:
+        compile_again = functools.partial(compile_model, ir_file, _PROPERTIES[dtype])
+        try:
+            compiled = compile_again()
+            try_out(compiled, compile_again)
+        except RuntimeError as error:  # a processor says what it has, and not which kernels OpenVINO has for it
+            cause = str(error).strip().rpartition("\n")[2]
+            logger.warning("attention in bfloat16 fails; float32 is used", extra={"cause": cause})
+            dtype = INTEGERS
+        else:
+            return compiled, dtype
+    return compile_model(ir_file, _PROPERTIES[dtype]), dtype

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import openvino
 
 from backends.paged.runner import Runner
-from backends.paged.sequence import SequenceChunk
+from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
 
 _OUT_OF_MEMORY = (
@@ -117,6 +117,15 @@ class OpenVinoRunner(Runner):
                 end = stop * block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
                 if begin < end:
                     memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def try_out(model: openvino.CompiledModel, compile_again: Callable[[], openvino.CompiledModel]) -> None:
+    """Compute a prompt and a token. Raises `RuntimeError` if OpenVINO lacks a kernel, which it may only find out here."""
+    runner = OpenVinoRunner(model, 1, compile_again)
+    sequence = Sequence("trial", [0] * 3, 3)
+    sequence.blocks = [0]
+    for chunk in SequenceChunk(sequence, 0, [0] * 2, 1), SequenceChunk(sequence, 2, [0], 1):
+        runner.forward([chunk])
 
 
 def kv_block(model: openvino.CompiledModel) -> tuple[int, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +237,35 @@ def test_flags_that_a_hypervisor_hides(monkeypatch: pytest.MonkeyPatch, hidden: 
     monkeypatch.setattr(precision, "_flags", lambda: ALL_FLAGS - hidden)
     assert not precision.multiplies_bfloat16()
     assert precision.multiplies_integers() is (None if hidden == ALL_FLAGS else True)
+
+
+KEPT_FROM_BFLOAT16 = """
+import sys
+from pathlib import Path
+from serving_properties import serving_properties
+from backends.base import ModelFiles
+from backends.openvino import precision
+from backends.openvino.backend import OpenVinoBackend
+
+precision.multiplies_integers = precision.multiplies_bfloat16 = lambda: True
+file, folder = map(Path, sys.argv[1:])
+files = ModelFiles(path=folder, gguf_file=file, cache=folder, eos_token_ids=(2,), vocab_size=12)
+backend = OpenVinoBackend.load(files, serving_properties(quantize="int8"), lambda phase: None)
+backend.close()
+print(backend.capabilities.dtype)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about instruction sets of x86")
+def test_a_processor_on_which_bfloat16_fails(tmp_path: Path) -> None:
+    """It has the flags, and OpenVINO refuses, here only when it computes."""
+    file = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
+    folder = prepare_gguf(file, tmp_path, lambda phase: None)
+    environ = os.environ | {"ONEDNN_MAX_CPU_ISA": "avx512_core_vnni", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KEPT_FROM_BFLOAT16, str(file), str(folder)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["int8"], done.stderr
+    assert "attention in bfloat16 fails" in done.stderr
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
