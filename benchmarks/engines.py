@@ -1,6 +1,7 @@
 """Tokens per second of our engines, and of prompts, against the engines that others would take for the same model.
 
-Only one engine runs at a time: two that share the cores slow each other down many times over.
+All are loaded, and take turns, so that a temporary slowdown of the machine affects all. Only one of them runs at a time:
+two that share the cores slow each other down many times over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from http_load import invocation, post, run_load
 from machine import fastest_dtype
 from model_prompts import Prompt, default_gguf, default_model, make_prompts
 from random_gguf import SHAPES, TYPES, write_random_gguf
-from report import PAIRED_HEADER, Paired, Target, number, print_table
+from report import Target, number, print_table
 from servers import Server, llama_cpp_server, lmi_server, responder, vllm_server
 
 CONCURRENCY = (1, 8, 32)
@@ -29,12 +30,13 @@ NEW_TOKENS = 64
 WARM_UP_TOKENS = 8
 ROUNDS = 3
 ROUNDS_LIMIT = 20.0
-"""No further round is started after this many seconds at one concurrency. Slow peers get fewer rounds."""
+"""An engine that has taken this many seconds for a load gets no further round of it."""
 
 AGAINST_BEST = Target(1.0)
 PROMPTS_AGAINST_BEST = Target(1.2)
-AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
+SCHEDULER = "ours, rolling_batch=scheduler"
 SCHEDULER_AGAINST_GENERATE = {1: Target(1.2), 8: Target(1.2), 32: Target(1.0)}
+AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
 
 Settings = dict[str, Any]
 """Arguments of `_ours`."""
@@ -76,9 +78,9 @@ class Peer:
 
 
 def bench_engines(directory: Path) -> None:
-    """Print tokens per second of the default model at each concurrency, and a second table about our scheduler."""
-    _compare(directory, _streams_title("SmolLM2-135M"), OURS, _default_peers(), STREAMS)
-    _compare_scheduler(directory)
+    """Print tokens per second of the default model at each concurrency."""
+    ours = OURS | {SCHEDULER: {"rolling_batch": "scheduler"}}
+    _compare(directory, _streams_title("SmolLM2-135M"), ours, _default_peers(), STREAMS)
 
 
 def bench_prompts(directory: Path) -> None:
@@ -114,86 +116,84 @@ def _compare(
     against_best: Target = AGAINST_BEST,
 ) -> None:
     """Print a table with a column for each load. A peer that is missing or fails is reported, and the others run."""
-    ours = {name: _measure(_ours(directory / name, **arguments), loads) for name, arguments in settings.items()}
-    peers: dict[str, Speeds] = {}
-    failures: list[str] = []
-    for peer in competitors:
-        if importlib.util.find_spec(peer.package) is None:
-            failures.append(f"{peer.name}: the package {peer.package} is not installed.")
-            continue
-        try:
-            peers[peer.name] = _measure(peer.start(directory / peer.package), loads)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with a peer, the others can still be measured
-            reason = str(error).strip().splitlines() or [""]
-            failures.append(f"{peer.name}: failed: {type(error).__name__}: {reason[-1]}")
-    rows = [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in ours.items()]
-    rows += [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in peers.items()]
-    columns = [load.column for load in loads]
-    for name, speeds in ours.items():
-        rows.append([f"{name} / best peer", *(_against_best(speeds, peers, n, against_best) for n in columns)])
-        if GENERATE in peers:
-            rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in columns)])
-    print_table(title, ["", *map(str, columns)], rows, *failures)
-
-
-def _compare_scheduler(directory: Path) -> None:
-    """Print a table with our scheduler on transformers beside `generate`, in alternating rounds."""
-    model = default_model()
-    rows: list[list[str]] = []
-    ours = _ours(directory / "scheduler", rolling_batch="scheduler")
-    with ours as scheduler, _transformers(directory, "generate") as generate:
-        for load in STREAMS:
-            paired = Paired()
-            sides = ((scheduler, paired.ours), (generate, paired.peer))
-            warm_up = make_prompts(model, load.streams, PROMPT_TOKENS, (load.column, "warm-up"))
-            for engine, _ in sides:
-                engine.generate(warm_up, WARM_UP_TOKENS)
-            for turn in range(ROUNDS):
-                prompts = make_prompts(model, load.streams, load.prompt_tokens, (load.column, turn))
-                for engine, speeds in sides:
-                    speeds.append(load.tokens / engine.generate(prompts, load.new_tokens))
-            target = SCHEDULER_AGAINST_GENERATE[load.column]
-            rows.append(paired.row(f"{load.streams} at a time", "tokens/s", target=target))
-        details = f"{scheduler.details}, beside {GENERATE} ({generate.details})"
-    print_table(f"Engines: SmolLM2-135M, rolling_batch=scheduler, {details}", PAIRED_HEADER, rows)
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Tokens per second by column."""
-
-    details: str
-    values: dict[int, float]
-
-
-def _measure(engine: AbstractContextManager[Running], loads: list[Load]) -> Speeds:
-    """Run each load after a short warm-up, up to `ROUNDS` times, and take the median. Every prompt is used only once."""
-    model = default_model()
-    values: dict[int, float] = {}
-    with engine as running:
-        print(f"measuring {running.details}", file=sys.stderr)
+    failures: dict[str, str] = {}
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(_ours(directory / name, **of)) for name, of in settings.items()}
+        for peer in competitors:
+            if importlib.util.find_spec(peer.package) is None:
+                failures[peer.name] = f"the package {peer.package} is not installed."
+                continue
+            with _reported(peer.name, failures):
+                running[peer.name] = stack.enter_context(peer.start(directory / peer.package))
+        speeds: dict[str, Speeds] = {name: {} for name in running}
         for load in loads:
-            n = load.streams
-            running.generate(make_prompts(model, n, PROMPT_TOKENS, (load.column, "warm-up")), WARM_UP_TOKENS)
-            seconds: list[float] = []
-            while len(seconds) < ROUNDS and sum(seconds) < ROUNDS_LIMIT:
-                prompts = make_prompts(model, n, load.prompt_tokens, (load.column, len(seconds)))
-                seconds.append(running.generate(prompts, load.new_tokens))
-            values[load.column] = load.tokens / statistics.median(seconds)
-        return Speeds(running.details, values)
+            for name, speed in _take_turns(running, load, failures, never_fail={*settings}).items():
+                speeds[name][load.column] = speed
+    columns = [load.column for load in loads]
+    complete = {name: of_load for name, of_load in speeds.items() if len(of_load) == len(loads)}
+    peers = {name: of_load for name, of_load in complete.items() if name not in settings}
+    rows = [
+        [f"{name} ({running[name].details})", *(number(of_load[n]) for n in columns)]
+        for name, of_load in complete.items()
+    ]
+    for name in settings:
+        rows.append([f"{name} / best peer", *(_against_best(speeds[name], peers, n, against_best) for n in columns)])
+        if GENERATE in peers:
+            targets = SCHEDULER_AGAINST_GENERATE if name == SCHEDULER else AGAINST_GENERATE
+            ratios = {n: speeds[name][n] / peers[GENERATE][n] for n in columns}
+            rows.append([f"{name} / {GENERATE}", *(_verdict(ratios[n], targets.get(n)) for n in columns)])
+    notes = [f"{name}: {reason}" for name, reason in failures.items()]
+    print_table(title, ["", *map(str, columns)], rows, *notes)
+
+
+Speeds = dict[int, float]
+"""Tokens per second by column."""
+
+
+def _take_turns(
+    engines: dict[str, Running], load: Load, failures: dict[str, str], never_fail: set[str]
+) -> dict[str, float]:
+    """Return tokens per second: medians over up to `ROUNDS` rounds, after a short warm-up. Every prompt is used only once.
+
+    An engine that fails is left out from then on, unless it is one of `never_fail`.
+    """
+    model = default_model()
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in ("warm-up", *range(ROUNDS)):
+        warm_up = turn == "warm-up"
+        length, new_tokens = (PROMPT_TOKENS, WARM_UP_TOKENS) if warm_up else (load.prompt_tokens, load.new_tokens)
+        prompts = make_prompts(model, load.streams, length, (load.column, turn))
+        for name, engine in engines.items():
+            if name in failures or sum(seconds[name]) >= ROUNDS_LIMIT:
+                continue
+            print(f"{load.column}, {turn}: {name}", file=sys.stderr)
+            with nullcontext() if name in never_fail else _reported(name, failures):
+                taken = engine.generate(prompts, new_tokens)
+                if not warm_up:
+                    seconds[name].append(taken)
+    return {name: load.tokens / statistics.median(taken) for name, taken in seconds.items() if name not in failures}
+
+
+@contextmanager
+def _reported(name: str, failures: dict[str, str]) -> Iterator[None]:
+    """Note what goes wrong: whatever is wrong with a peer, the others can still be measured."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        reason = str(error).strip().splitlines() or [""]
+        failures[name] = f"failed: {type(error).__name__}: {reason[-1]}"
 
 
 def _against_best(speeds: Speeds, peers: dict[str, Speeds], n: int, target: Target) -> str:
     if not peers:
         return ""
-    best, name = max((peer.values[n], name) for name, peer in peers.items())
-    ratio = speeds.values[n] / best
+    best, name = max((peer[n], name) for name, peer in peers.items())
+    ratio = speeds[n] / best
     return f"{ratio:.2f} ({name}), {target.verdict(0, ratio)}"
 
 
-def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
-    ratio = speeds.values[n] / peers[GENERATE].values[n]
-    return f"{ratio:.2f}" + (f", {AGAINST_GENERATE[n].verdict(0, ratio)}" if n in AGAINST_GENERATE else "")
+def _verdict(ratio: float, target: Target | None) -> str:
+    return f"{ratio:.2f}" + (f", {target.verdict(0, ratio)}" if target is not None else "")
 
 
 # Ours
@@ -201,7 +201,6 @@ def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
 OURS: dict[str, Settings] = {
     "ours": {},
     "ours, streamed": {"stream": True},
-    "ours, int8": {"dtype": "int8"},
     "ours, exact": {"dtype": "fp32"},
 }
 
