@@ -516,8 +516,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option(
             "Data type of the weights. `auto` is the model's own type, or float32 on a CPU that can only emulate that type "
             "(for example bfloat16 with AVX2), which is faster but takes twice the memory. The log names the chosen type and "
-            "the reason. `int8` is for quantised weights on openvino, which `auto` computes with integers in part, and `fp32` "
-            "exactly. `float32`, `float16` and `bfloat16` are accepted too.",
+            "the reason. `int8` is for quantised weights on openvino. `auto` computes these with integers where the processor "
+            "has instructions for that, and `fp32` exactly. `float32`, `float16` and `bfloat16` are accepted too.",
             aliases=("option.data_type",),
             spellings={"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"},
         ),
