@@ -19,7 +19,7 @@ from lmi_handlers.config.options import ServingProperties, as_name, list_names
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
 from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, OptionVariable
-from lmi_handlers.core.custom_attributes import OWN_PREFIX, list_keys
+from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
 
@@ -503,9 +503,6 @@ class _Loading:
                 keys = list_keys(text)
                 if len(keys) > 1 and name == "tenant_attribute":
                     raise ValueError(f"{text!r} is more than one key")
-                own = [key for key in keys if key.lower().startswith(OWN_PREFIX)]
-                if own and name == "custom_attributes":
-                    raise ValueError(f"{own[0]!r} is the server's own: it sets attributes that begin with {OWN_PREFIX}")
             except ValueError as error:
                 setting = self.explicit[f"option.{name}"]
                 self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.custom_attributes import list_keys
+from lmi_handlers.core.custom_attributes import OWN_PREFIX, list_keys
 from lmi_handlers.core.deadline import Cutoff, Deadline
 from lmi_handlers.core.event_loop import RunBeside, at_once
 from lmi_handlers.engine.settings import metrics_dir, recent_dir
@@ -36,7 +36,8 @@ class Served(ABC):
         self.runtime_dir = runtime_dir
         self.metrics = RequestMetrics(metrics_dir(runtime_dir), self.name)
         self.predict_timeout = properties.predict_timeout
-        self.custom_attributes = list_keys(properties.custom_attributes)
+        listed = list_keys(properties.custom_attributes)
+        self.custom_attributes = tuple(key for key in listed if not key.lower().startswith(OWN_PREFIX))
         self.tenant_attribute = properties.tenant_attribute.strip(" ,")
         self.receipts = properties.receipts
         self.server_timing = properties.server_timing
