@@ -239,6 +239,28 @@ def test_flags_that_a_hypervisor_hides(monkeypatch: pytest.MonkeyPatch, hidden: 
     assert precision.multiplies_integers() is (None if hidden == ALL_FLAGS else True)
 
 
+@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
+def test_a_cache_in_bfloat16(tmp_path: Path) -> None:
+    """Blocks may hold NaN before their first use, are computed in pieces, and can be kept elsewhere meanwhile."""
+    file = make_gguf(tmp_path / "half.gguf", matrices=np.float16, context_length=128)
+    (folder := tmp_path / "ir").mkdir()
+    convert_gguf(file, folder, lambda phase: None)
+    tokens = [3 + number * number % 9 for number in range(50)]
+    expected = computed(folder / MODEL_NAME, EXACT, tokens)
+    again = functools.partial(compile_model, folder / MODEL_NAME, INTEGER_AND_BFLOAT16)
+    runner = OpenVinoRunner(again(), 4, again)
+    for memory, _ in runner._caches:
+        memory[:] = b"\xff" * len(memory)
+    first, second = (Sequence(name, tokens, len(tokens)) for name in "ab")
+    first.blocks, second.blocks = [2, 0], [1, 3]
+    logits = [runner.forward([SequenceChunk(first, 0, tokens[:40], 40)]).copy()]
+    for there, here in zip(first.blocks, second.blocks, strict=True):
+        runner.write_block(here, runner.read_block(there))
+    steps = [SequenceChunk(first, 40, tokens[40:], 10), SequenceChunk(second, 40, [tokens[40]], 1)]
+    logits.append(runner.forward(steps).copy())
+    assert distance(np.concatenate(logits), np.concatenate([expected, expected[40:41]])) < 0.05
+
+
 KEPT_FROM_BFLOAT16 = """
 import sys
 from pathlib import Path
