@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,6 +73,12 @@ class Process:
         tasks = (self._directory / "task").iterdir()
         return [Process(int(pid)) for task in tasks for pid in (task / "children").read_text().split()]
 
+    def tree(self) -> Iterator[Process]:
+        """Yield this process and all that descend from it."""
+        yield self
+        for child in self.children():
+            yield from child.tree()
+
     def maps(self, name: str) -> bool:
         """Whether a file with `name` in its path is mapped into memory. Loaded libraries are."""
         return name in (self._directory / "maps").read_text()
@@ -105,6 +111,19 @@ class Server:
             raise RuntimeError(f"the server on port {self.port} is not ready:\n{self._log.read_text()[-2000:]}")
         phase = _PHASE.search(body)
         return phase[1].decode() if phase else ""
+
+    def pause(self) -> None:
+        """Stop all processes of the server, so that none polls, until `go_on` is called."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the server's processes run again."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(FileNotFoundError, ProcessLookupError):  # the server ends
+            for process in list(self._root.tree()):
+                os.kill(process.pid, number)
 
     def metrics(self) -> dict[str, float]:
         """Return the values of `/metrics` by series: name and labels, as they are written."""
