@@ -17,6 +17,6 @@ completion = CompletionRequest(Prompt.from_text("The capital of France is"), max
 print(client.complete(completion, model="any").completions[0].completion)
 
 chat = ChatRequest(
-    model="any", messages=[Message(role=Role.User, content="What is the capital of France?")], maximum_tokens=8
+    model="any", messages=[Message(role=Role.User, content="What is the capital of Japan?")], maximum_tokens=8
 )
 print(client.chat(chat, model="any").message.content)

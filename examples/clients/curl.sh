@@ -13,6 +13,6 @@ ask() {
 
 ask /invocations '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}'
 ask /generate '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}'
-ask /v1/chat/completions '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 8}'
+ask /v1/chat/completions '{"messages": [{"role": "user", "content": "What is the capital of Japan?"}], "max_tokens": 8}'
 ask /complete '{"model": "any", "prompt": "The capital of France is", "maximum_tokens": 8}'
-ask /v1/responses '{"input": "What is the capital of France?", "max_output_tokens": 8}'
+ask /v1/responses '{"input": "What is the capital of Japan?", "max_output_tokens": 8}'

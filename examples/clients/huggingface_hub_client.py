@@ -16,5 +16,5 @@ for token in client.text_generation("The capital of France is", max_new_tokens=1
     print(token, end="", flush=True)
 print()
 
-answer = client.chat_completion([{"role": "user", "content": "What is the capital of France?"}], max_tokens=16)
+answer = client.chat_completion([{"role": "user", "content": "What is the capital of Japan?"}], max_tokens=16)
 print(answer.choices[0].message.content)

@@ -11,13 +11,13 @@ import os
 import openai
 
 client = openai.OpenAI(base_url=os.environ.get("SERVER_URL", "http://127.0.0.1:8080") + "/v1", api_key="-")
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 answer = client.chat.completions.create(model="any", messages=messages, max_tokens=32, temperature=0)
 print(answer.choices[0].message.content)
 
 messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
-messages += [{"role": "user", "content": "And of Italy?"}]
+messages += [{"role": "user", "content": "And of China?"}]
 chunks = client.chat.completions.create(
     model="any", messages=messages, max_tokens=32, temperature=0, stream=True, stream_options={"include_usage": True}
 )

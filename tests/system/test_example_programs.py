@@ -63,7 +63,7 @@ LONG_TASKS = {
     "tasks/batch-transform/transform.sh": Example(
         r'(?s)"id":1,"SageMakerOutput":.*Paris.*"id":2.*Rome.*"id":3.*parameters.top_p'
     ),
-    "tasks/chat/ask_chat.py": Example(r"(?s)capital of France\?\n.*Paris.*And of Italy\?\n.*\w"),
+    "tasks/chat/ask_chat.py": Example(r"(?s)capital of Japan\?\n.*Tokyo.*And of China\?\n.*\w"),
     "tasks/structured-output/read_address.py": Example(r"^name: .*\nstreet: .*\nnumber: \d+\ncity: .*\n$"),
     "tasks/tool-use/multiply.py": Example(r"^\d+ x \d+ = \d+\n.*\w"),
 }

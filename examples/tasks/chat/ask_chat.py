@@ -1,7 +1,7 @@
 """A conversation: each question has everything that was said before, because the server keeps nothing.
 
 lmi serve --model-dir examples/tasks/chat
-python examples/tasks/chat/ask_chat.py "What is the capital of France?" "And of Italy?"
+python examples/tasks/chat/ask_chat.py "What is the capital of Japan?" "And of China?"
 """
 
 from __future__ import annotations

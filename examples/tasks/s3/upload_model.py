@@ -2,7 +2,7 @@
 
 python examples/tasks/s3/upload_model.py ./my-model my-bucket models/llama/
 lmi serve --model-dir examples/tasks/s3
-python examples/tasks/chat/ask_chat.py "What is the capital of France?"
+python examples/tasks/chat/ask_chat.py "What is the capital of Japan?"
 """
 
 from __future__ import annotations
