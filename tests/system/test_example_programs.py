@@ -35,7 +35,7 @@ CLIENTS = {
     "curl.sh": r"(?s)^/invocations\n.*The cap.*^/generate\n.*The cap.*^/v1/chat.*content.*^/complete\n.*The cap.*^/v1/resp.*text",
     "huggingface_hub_client.py": r"^The capital of F\n.*\w",
     "lmi_rolling_batch.py": r"(?s)^The capi\n.*  'T'\n.*The capi\n$",
-    "openai_chat.py": r"(?s)capital of Fra.*\n\d+ tokens asked, \d+ answered\n$",
+    "openai_chat.py": r"(?s)capital of Jap.*\n\d+ tokens asked, \d+ answered\n$",
     "tgi_http.py": r"^The capital of F\n16 tokens, length\n$",
 }
 """Clients that run on an echo server, which they share."""
