@@ -26,7 +26,7 @@ _BEFORE_VNNI = {"SSE41", "AVX", "AVX2", "AVX512_CORE"}
 """Levels without any of the instructions for integers."""
 
 _BEFORE_BFLOAT16 = {*_BEFORE_VNNI, "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE_VNNI"}
-"""Levels without those for bfloat16. An engine that attends in it all the same does not start."""
+"""Levels without those for bfloat16."""
 
 
 def choose_precision(properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str]:
