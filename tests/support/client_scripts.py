@@ -119,16 +119,20 @@ def full_server(directory: Path) -> Iterator[Server]:
     def occupy() -> requests.Response:
         return requests.post(server.url + "/generate_stream", json=slow, stream=True, timeout=3600)
 
+    both: list[concurrent.futures.Future[requests.Response]] = []
     with occupy() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
             events = running.iter_lines()  # closes the connection at exit
             next(events)
-            both = [pool.submit(occupy) for _ in range(2)]
+            both += [pool.submit(occupy) for _ in range(2)]
             (refused,), _ = concurrent.futures.wait(both, return_when=concurrent.futures.FIRST_COMPLETED)
             assert refused.result().status_code == 429
             yield server
         finally:
             server.stop()
+            for answer in both:
+                with contextlib.suppress(requests.RequestException):
+                    answer.result().close()
 
 
 def chat(model: Server, **parameters: Any) -> dict[str, Any]:
