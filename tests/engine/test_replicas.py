@@ -191,8 +191,8 @@ def test_while_an_adapter_is_replaced_its_requests_go_to_engines_with_the_same_f
     load(both[0], "new")
     load(both[1], "old")
     wait_until(lambda: replicas.choose(prompt("new")) is not replicas.choose(prompt("old")))
-    for files in ("new", "old"):  # until both have announced theirs, a choice may be by load alone
-        wait_until(lambda files=files: replicas.choose(prompt(files)).has_adapter(prompt(files)))
+    # Until both have announced theirs, a choice may be by load alone.
+    wait_until(lambda: all(replicas.choose(prompt(files)).has_adapter(prompt(files)) for files in ("new", "old")))
     new, old = replicas.choose(prompt("new")), replicas.choose(prompt("old"))
     assert replicas.choose(prompt("other")) in (new, old)
     with contextlib.ExitStack() as stack:
