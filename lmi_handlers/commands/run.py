@@ -105,6 +105,6 @@ def _guess_type(name: str) -> str:
 def _header(text: str) -> tuple[str, str]:
     """Return name and value. The name is written as the server writes it."""
     name, colon, value = text.partition(":")
-    if not name.strip() or not colon:
-        fail(f"--header must be NAME:VALUE, got {text!r}")
+    if not name.strip() or not colon:  # it may be a secret
+        fail("--header must be NAME:VALUE, got one without a name or a colon")
     return name.strip().title(), value.strip()

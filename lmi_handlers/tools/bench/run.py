@@ -119,7 +119,9 @@ def parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
     parsed = {}
     for header in headers:
         name, separator, value = (part.strip() for part in header.partition(":"))
-        if not (separator and _NAME.fullmatch(name) and value.isprintable()):
+        if not separator:  # it may be a secret
+            raise ConfigError("--header must be NAME:VALUE, got one without a colon")
+        if not (_NAME.fullmatch(name) and value.isprintable()):
             raise ConfigError(f"--header {name!r}: not NAME:VALUE, or with characters that no header has")
         parsed[name] = value
     return parsed

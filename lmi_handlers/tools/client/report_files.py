@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -38,14 +39,15 @@ class ReportFile:
 def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
     """Yield the file that an option names, if it does. It appears when it is complete. Raises `ConfigError`.
 
-    Anything but a regular file, such as /dev/stdout, is written to as it is.
+    What cannot be replaced is written to as it is: anything but a regular file, such as /dev/stdout, a file that is mounted
+    into a container, or one in a folder that is not writable.
     """
     if path is None:
         yield ReportFile(option, None, None)
         return
     folder = LocalFolder(path.parent)
-    in_place = path.is_symlink() or (path.exists() and not path.is_file())
     with ReportFile(option, path, None).explained():
+        in_place = path.is_symlink() or (path.exists() and not _is_replaceable(path))
         file = path.open("wb") if in_place else folder.new_file(path.name)
     report = ReportFile(option, path, file)
     try:
@@ -61,3 +63,7 @@ def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
         if not in_place:
             Path(file.name).unlink(missing_ok=True)
         raise
+
+
+def _is_replaceable(path: Path) -> bool:
+    return path.is_file() and not os.path.ismount(path) and os.access(path.parent, os.W_OK)

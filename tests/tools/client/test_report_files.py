@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from full_disk import small_disk
 from lmi_command import lmi
 from recordings import capture_record
 from serving import free_port
@@ -49,6 +50,33 @@ def test_what_is_no_regular_file_is_written_to_as_it_is(tmp_path: Path) -> None:
     with report_file("--json", link) as file:
         file.write(b"report")
     assert (pipe.is_fifo(), link.is_symlink(), link.read_bytes()) == (True, True, b"report")
+
+
+def test_a_file_that_is_mounted_is_written_to_as_it_is(tmp_path: Path) -> None:
+    """As by docker run --volume $PWD/report.json:/report.json. Nothing can take its place."""
+    mounted = tmp_path / "mounted"
+    mounted.touch()
+    with small_disk() as disk:
+        (given := disk / "given").write_bytes(b"the last report")
+        subprocess.run(["mount", "--bind", given, mounted], check=True)
+        try:
+            with report_file("--json", mounted) as file:
+                file.write(b"report")
+            assert given.read_bytes() == b"report"
+        finally:
+            subprocess.run(["umount", "-l", mounted], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to any folder")
+def test_a_file_in_a_folder_that_is_not_writable_is_written_to_as_it_is(tmp_path: Path) -> None:
+    (given := tmp_path / "given").touch()
+    tmp_path.chmod(0o500)
+    try:
+        with report_file("--json", given) as file:
+            file.write(b"report")
+    finally:
+        tmp_path.chmod(0o700)
+    assert given.read_bytes() == b"report"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

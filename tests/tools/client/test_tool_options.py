@@ -48,7 +48,8 @@ def test_a_key_that_cannot_be_sent_is_told_but_not_shown(
         (("chat", "--url", "localhost"), "--url"),
         (("chat", "--set", "temperature"), "--set temperature has no value"),
         (("bench", "--header", "a b: c"), "--header 'a b'"),
-        (("bench", "--header", "a: c\nd"), "--header 'a'"),
+        (("bench", "--header", "a: secret\nd"), "--header 'a'"),
+        (("bench", "--header", "Bearer secret"), "--header must be NAME:VALUE"),
         (("bench", "--input-tokens", "x"), "--input-tokens"),
         (("explain", "--text", "\udcff"), "UTF-8"),
     ],
@@ -58,3 +59,4 @@ def test_mistakes_are_told_by_name(arguments: tuple[str, ...], cause: str) -> No
     result = lmi(*arguments, input="")
     assert result.exit_code != 0
     assert cause in result.output
+    assert "secret" not in result.output
