@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import shlex
 import shutil
 import sys
@@ -11,8 +12,16 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from lmi_handlers.core.errors import ConfigError
+
 _DISTRIBUTION = "lmi-handlers"
 _ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def check_installed(package: str, *, extra: str, needed_by: str = "this command") -> None:
+    """Raise `ConfigError` if a package is missing. It says who needs it, and how to install the server's `extra` with it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{needed_by} needs {package}: {install_command(f'{_DISTRIBUTION}[{extra}]')}")
 
 
 def install_command(requirement: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import NamedTuple
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
+from lmi_handlers.core.install import check_installed
 from lmi_handlers.core.redaction import redacted
 
 _SCHEME = "s3://"
@@ -47,5 +46,4 @@ def parse_s3_url(text: str) -> S3Url:
 def check_s3_url(text: str) -> None:
     """Raise `ConfigError` if the URL is malformed or the library that downloads from S3 is missing."""
     url = parse_s3_url(text)
-    if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{url}: downloads from S3 need boto3: {install_command('lmi-handlers[aws]')}")
+    check_installed("boto3", extra="aws", needed_by=f"{url}: a download from S3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +71,13 @@ def serve(
     """
     from lmi_handlers.config.server_settings import ALL_INTERFACES, default_host
     from lmi_handlers.core.errors import ConfigError
-    from lmi_handlers.core.install import install_command
+    from lmi_handlers.core.install import check_installed
     from lmi_handlers.core.log import fail
 
-    if find_spec("ray") is None:
-        fail(f"Ray is not installed: {install_command('lmi-handlers[ray]')}")
+    try:
+        check_installed("ray", extra="ray")
+    except ConfigError as error:
+        fail(str(error))
     if detach and address is None:
         fail("--detach needs --address: without a cluster, Ray ends with this command")
     from pydantic import ValidationError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +52,32 @@ def test_from_a_wheel(tmp_path: Path) -> None:
     wanted = re.search(r"^otel = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert wanted
     assert [str(item) for item in found] == re.findall(r'"([^"]+)"', wanted[1])
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (["bench"], "aiohttp", "bench"),
+        (["invoke", "--endpoint-name", "mine", "{}"], "boto3", "aws"),
+        (["ray", "serve", "--model-dir", "."], "ray", "ray"),
+        (["transform", "--input", "s3://bucket/in/", "--output", "out", "--model-dir", "."], "boto3", "aws"),
+    ],
+)
+def test_a_command_without_its_package_says_how_to_install_it(
+    command: list[str], package: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    without = f"import sys; sys.modules[{package!r}] = None; from lmi_handlers.commands.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", without, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"needs {package}: {install_command(f'lmi-handlers[{extra}]')}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_no_message_names_what_no_index_has() -> None:

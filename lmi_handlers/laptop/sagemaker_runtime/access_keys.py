@@ -8,17 +8,15 @@ aws_secret_access_key = ...
 from __future__ import annotations
 
 import configparser
-import importlib.util
 from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
+from lmi_handlers.core.install import check_installed
 
 
 def read_access_keys(path: Path) -> dict[str, str]:
     """Return the secret keys by access key id. Raises `ConfigError`, which quotes nothing of the file."""
-    if importlib.util.find_spec("botocore") is None:
-        raise ConfigError(f"--local-runtime-keys needs botocore: {install_command('lmi-handlers[aws]')}")
+    check_installed("botocore", extra="aws", needed_by="--local-runtime-keys")
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(path.read_text())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
+from lmi_handlers.core.install import check_installed
 from lmi_handlers.model_files.s3_url import S3Url, check_s3_url, is_s3, parse_s3_url
 from lmi_handlers.model_files.storage import Folder, LocalFolder, S3Folder
 
@@ -28,8 +27,7 @@ _HTTPS = re.compile(
 def parse_folder(option: str, text: str) -> Folder:
     """Return the folder that `text`, the value of `option`, names. Raises `ConfigError`."""
     if is_s3(text):
-        if importlib.util.find_spec("boto3") is None:
-            raise ConfigError(f"{option}={text} needs boto3: {install_command('lmi-handlers[aws]')}")
+        check_installed("boto3", extra="aws", needed_by=f"{option}={text}")
         return S3Folder(parse_s3_url(text))
     path = Path(urllib.parse.unquote(text.removeprefix(_FILE)))
     if not text.startswith(_FILE) or not path.is_absolute():

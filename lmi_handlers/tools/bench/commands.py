@@ -78,6 +78,9 @@ def bench(
 
     Example: lmi bench --api lmi --concurrency 8 --requests 200 --page report.html
     """
+    from lmi_handlers.core.install import check_installed
+
+    check_installed("aiohttp", extra="bench")
     from lmi_handlers.tools.bench.run import BenchOptions, parse_goodput, parse_headers, run
     from lmi_handlers.tools.client.server import authorization
 

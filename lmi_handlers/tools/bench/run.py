@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
+from lmi_handlers.tools.bench.load import OfferedLoad, send
+from lmi_handlers.tools.bench.page import as_page
 from lmi_handlers.tools.bench.report import as_json, as_text, make_report
 from lmi_handlers.tools.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
 from lmi_handlers.tools.client.report_files import report_file
@@ -56,11 +57,6 @@ def run(options: BenchOptions, json_file: Path | None, page_file: Path | None) -
 
     Raises `ConfigError`.
     """
-    try:
-        from lmi_handlers.tools.bench.load import OfferedLoad, send
-        from lmi_handlers.tools.bench.page import as_page
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: {install_command('lmi-handlers[bench]')}") from error
     _check(options)
     items = _items(options, random.Random(options.seed))  # noqa: S311  reproducible, not secret
     gaps = random.Random(options.seed + 1)  # noqa: S311

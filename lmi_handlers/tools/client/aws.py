@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
+from lmi_handlers.core.install import check_installed
 from lmi_handlers.tools.client.answer import failure_cause
 from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.client.errors import CallRefused
-
-
-def check_boto3() -> None:
-    """Raise `ConfigError` if boto3 is missing."""
-    if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"this command needs boto3: {install_command('lmi-handlers[aws]')}")
 
 
 class Aws:
     """AWS's APIs, in the region and with the credentials that boto3 finds."""
 
     def __init__(self, region: str | None) -> None:
-        check_boto3()
+        check_installed("boto3", extra="aws")
         from lmi_handlers.model_files.s3 import aws_session
 
         self._session = aws_session(region)

@@ -54,10 +54,10 @@ def deploy_command(**options: Any) -> None:
 
     Example: lmi deploy --name my-model --image <ecr image> --role <role arn> --model-data s3://bucket/prefix/ --wait
     """
-    from lmi_handlers.tools.client.aws import check_boto3
+    from lmi_handlers.core.install import check_installed
     from lmi_handlers.tools.deploy.deploy import Run, deploy
 
-    check_boto3()
+    check_installed("boto3", extra="aws")
     how = Run(**{field: options.pop(field) for field in Run.__struct_fields__})
     deploy(options, how)
 
