@@ -276,6 +276,12 @@ def test_the_rest_of_an_answer_that_comes_late_is_asked_for_again(server: Server
         ask(page, "again")
         expect(page.locator("#failure")).to_have_text("too late" if failed[0] is late else "it has expired")
         assert parts == []
+    # As one may that begins anew each time.
+    parts += [streamed(delta(content="one"), cut), *[streamed(cut)] * 9, streamed(delta(content="two"), cut)]
+    parts += [streamed(cut)] * 10
+    ask(page, "more")
+    expect(page.locator("#failure")).to_contain_text("not complete")
+    assert parts == []
     for token in ("T", None):
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
         choice = {"index": 0, "message": message, "finish_reason": "length", "continuation": token}

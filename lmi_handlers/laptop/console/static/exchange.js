@@ -8,6 +8,8 @@ import { Records } from "./records.js";
 const MOST_TEXT = 1_000_000;
 const MOST_CALLS = 100;
 const MOST_LATE = 3; // continuations in succession that get no text before the server's time limit
+const MOST_PARTS = 1000;
+const MOST_SILENT = 10; // parts in succession that bring no text
 
 const textOf = (value) => (typeof value === "string" ? value : "");
 
@@ -69,7 +71,9 @@ export async function exchange(api, request, outcome, signal, events) {
   const body = api.body(request);
   let sent = body;
   let late = 0;
+  let silent = 0;
   while (true) {
+    const length = outcome.text.length + outcome.reasoning.length;
     outcome.begin();
     const record = await exchangePart(api, api.path(request), sent, outcome, signal, events);
     if (record.status === 504 && sent !== body && late < MOST_LATE) {
@@ -78,6 +82,11 @@ export async function exchange(api, request, outcome, signal, events) {
       return record;
     } else {
       late = 0;
+      silent = outcome.text.length + outcome.reasoning.length > length ? 0 : silent + 1;
+      if (outcome.parts >= MOST_PARTS || silent === MOST_SILENT) {
+        outcome.error = "The answer is not complete: the server says again and again that there is more.";
+        return record;
+      }
       sent = { ...body, continuation: outcome.continuation };
     }
   }
