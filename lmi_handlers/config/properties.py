@@ -500,8 +500,7 @@ class _Loading:
         for name in ("custom_attributes", "tenant_attribute"):
             text = self.values.get(name, "")
             try:
-                keys = list_keys(text)
-                if len(keys) > 1 and name == "tenant_attribute":
+                if len(list_keys(text)) > 1 and name == "tenant_attribute":
                     raise ValueError(f"{text!r} is more than one key")
             except ValueError as error:
                 setting = self.explicit[f"option.{name}"]

@@ -72,7 +72,9 @@ class AdapterManager:
         self._open_own = open_own
         self._folders: dict[str, contextlib.ExitStack] = {}
         self._adapters = dict(adapters)
-        self._digests = {name: adapter_digest(Path(adapter.folder)) for name, adapter in adapters.items()}
+        self._digests: Mapping[str, str] = {
+            name: adapter_digest(Path(adapter.folder)) for name, adapter in adapters.items()
+        }
         self._reserved = reserved
         self._formatters = formatters
         self._seen: Adapters | None = None
@@ -80,9 +82,9 @@ class AdapterManager:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     @property
-    def digests(self) -> dict[str, str]:
+    def digests(self) -> Mapping[str, str]:
         """The digest of each adapter's files, by the names that requests may use."""
-        return {name: self._digests[name] for name in self._adapters}
+        return self._digests
 
     def restore(self) -> None:
         """Load what was registered before this engine was started, and is not loaded yet. Call it before the loop runs.
@@ -205,7 +207,7 @@ class AdapterManager:
             self._close_folder(name)
             self._folders[name] = opening.pop_all()
         added = msgspec.structs.replace(wanted, folder=str(folder))
-        self._digests[name] = digest
+        self._digests = {**self._digests, name: digest}
         self._adapters = self._adapters | {name: added}
         return added
 
@@ -236,6 +238,7 @@ class AdapterManager:
 
     def _forget(self, name: str) -> None:
         self._adapters = {other: known for other, known in self._adapters.items() if other != name}
+        self._digests = {other: digest for other, digest in self._digests.items() if other != name}
         self._thread.submit(self._remove_when_unused, name)
 
     def _remove_when_unused(self, name: str) -> None:
