@@ -73,9 +73,9 @@ class Replicas:
     def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> InFlightRequest:
         """Start a request like `EngineClient.submit`, which says what is raised."""
         if request.identity is None or self._sent is None:
-            client = self.choose(prompts[0])
+            client = self.choose(prompts)
         else:
-            client = self._choose_again(prompts[0], request.identity, self._sent)
+            client = self._choose_again(prompts, request.identity, self._sent)
         return client.submit(prompts, request, deadline)
 
     def load_adapter(
@@ -137,28 +137,29 @@ class Replicas:
         for client in self._clients:
             client.end_draining()
 
-    def choose(self, prompt: EncodedPrompt) -> EngineClient:
+    def choose(self, prompts: Sequence[EncodedPrompt]) -> EngineClient:
         """Return the engine for a request, which may not be ready if none is."""
+        prompt = prompts[0]
         if len(self._clients) == 1:
             return self._clients[0]
         ready = [client for client in self._clients if client.status.accepts]
         if not ready:
             return self._clients[0]  # it says why
-        able = [client for client in ready if client.has_adapter(prompt)]
+        able = [client for client in ready if all(map(client.has_adapter, prompts))]
         loads = {client: client.load for client in able or ready}
         if len(prompt.token_ids) >= _SHARED_TOKENS:
             named = {str(self._clients.index(client)): load for client, load in loads.items()}
             return self._clients[int(choose(named, _beginning(prompt)))]
         return min(loads, key=loads.__getitem__)
 
-    def _choose_again(self, prompt: EncodedPrompt, identity: bytes, sent: SentRequests) -> EngineClient:
-        number = sent.engine_of(identity, prompt)
+    def _choose_again(self, prompts: Sequence[EncodedPrompt], identity: bytes, sent: SentRequests) -> EngineClient:
+        number = sent.engine_of(identity, prompts[0])
         if number is not None and number < len(self._clients):
             client = self._clients[number]
-            if client.status.accepts and client.has_adapter(prompt):
+            if client.status.accepts and all(map(client.has_adapter, prompts)):
                 return client
-        client = self.choose(prompt)
-        sent.note(identity, prompt, self._clients.index(client))
+        client = self.choose(prompts)
+        sent.note(identity, prompts[0], self._clients.index(client))
         return client
 
 

@@ -150,7 +150,7 @@ def test_requests_are_spread_over_the_engines(pair: tuple[list[Engine], Replicas
     chosen: Counter[EngineClient] = Counter()
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            chosen[replicas.choose(encoded(SLOW)[0])] += 1
+            chosen[replicas.choose(encoded(SLOW))] += 1
             stack.enter_context(submit(replicas, SLOW))
     assert sorted(chosen.values()) == [2, 2]
 
@@ -160,13 +160,13 @@ def test_prompts_with_the_same_beginning_go_to_the_same_engine_while_it_has_room
 ) -> None:
     _, replicas = pair
     beginnings = [bytes([code]) * 300 for code in range(ord("a"), ord("q"))]
-    chosen = [{replicas.choose(encoded(text + b"x" * turn)[0]) for turn in range(3)} for text in beginnings]
+    chosen = [{replicas.choose(encoded(text + b"x" * turn)) for turn in range(3)} for text in beginnings]
     assert all(len(engines) == 1 for engines in chosen)
     assert len(set.union(*chosen)) == 2, "other beginnings go to the other engine"
     crowd = set()
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            crowd.add(replicas.choose(encoded(beginnings[0] + SLOW)[0]))
+            crowd.add(replicas.choose(encoded(beginnings[0] + SLOW)))
             stack.enter_context(submit(replicas, beginnings[0] + SLOW))
     assert len(crowd) == 2, "one engine is not overloaded for what it has cached"
 
@@ -190,18 +190,19 @@ def test_while_an_adapter_is_replaced_its_requests_go_to_engines_with_the_same_f
 
     load(both[0], "new")
     load(both[1], "old")
-    wait_until(lambda: replicas.choose(prompt("new")) is not replicas.choose(prompt("old")))
+    wait_until(lambda: replicas.choose([prompt("new")]) is not replicas.choose([prompt("old")]))
     # Until both have announced theirs, a choice may be by load alone.
-    wait_until(lambda: all(replicas.choose(prompt(files)).has_adapter(prompt(files)) for files in ("new", "old")))
-    new, old = replicas.choose(prompt("new")), replicas.choose(prompt("old"))
-    assert replicas.choose(prompt("other")) in (new, old)
+    wait_until(lambda: all(replicas.choose([prompt(files)]).has_adapter(prompt(files)) for files in ("new", "old")))
+    new, old = replicas.choose([prompt("new")]), replicas.choose([prompt("old")])
+    assert replicas.choose([prompt("other")]) in (new, old)
     with contextlib.ExitStack() as stack:
         for files, client in (("new", new), ("new", new), ("old", old), ("new", new)):
-            assert replicas.choose(prompt(files)) is client
+            assert replicas.choose([prompt(files)]) is client
+            assert replicas.choose([EncodedPrompt([*SLOW]), prompt(files)]) is client
             stack.enter_context(submit_again(files))
         assert (new.load, old.load) == (3, 1)
         load(both[1], "new")
-        wait_until(lambda: replicas.choose(prompt("new")) is old)
+        wait_until(lambda: replicas.choose([prompt("new")]) is old)
 
 
 def test_the_model_is_ready_while_any_engine_is(pair: tuple[list[Engine], Replicas]) -> None:
