@@ -40,7 +40,7 @@ def find_adapters(properties: ServingProperties, model_path: Path | None) -> dic
     if not properties.enable_lora:
         return {}
     found: dict[str, Path] = {}
-    for place in (model_path, None if properties.model_dir is None else Path(properties.model_dir)):
+    for place in (model_path, properties.model_folder):
         here: dict[str, Path] = {}
         for path in () if place is None else sorted((place / "adapters").glob("*")):
             name = _own_name(path)
@@ -77,7 +77,7 @@ class AdapterSources:
 
     def __init__(self, properties: ServingProperties, model_path: Path | None) -> None:
         self._properties = properties
-        own = None if properties.model_dir is None else Path(properties.model_dir)
+        own = properties.model_folder
         self._scripts = {
             script.resolve() for place in (own, model_path) if place for script in place.glob(f"adapters/*/{SCRIPT}")
         }
