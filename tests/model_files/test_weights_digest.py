@@ -40,11 +40,18 @@ def model(folder: Path, seed: int = 1, config: str = "{}", parts: int = 3) -> Pa
     return folder
 
 
+def copied(folder: Path, other: str) -> Path:
+    """A copy whose files are older, beside another file, which has no weights."""
+    again = shutil.copytree(folder, folder.with_name("again"))
+    for file in again.iterdir():
+        os.utime(file, (1, 1))
+    (again / other).write_text("{}")
+    return again
+
+
 def test_an_adapter_is_another_one_if_any_byte_is(tmp_path: Path) -> None:
     first = adapter(tmp_path / "1")
-    again = shutil.copytree(first, tmp_path / "again")
-    os.utime(again / "adapter_model.safetensors", (1, 1))
-    (again / "README.md").write_text("Trained with care.")
+    again = copied(first, "README.md")
     assert adapter_digest(again) == adapter_digest(first)
     file = again / "adapter_model.safetensors"
     data = bytearray(file.read_bytes())
@@ -58,9 +65,7 @@ def test_an_adapter_is_another_one_if_any_byte_is(tmp_path: Path) -> None:
 
 def test_a_model_is_another_one_if_it_was_trained(tmp_path: Path) -> None:
     first = model(tmp_path / "1")
-    again = shutil.copytree(first, tmp_path / "again")
-    os.utime(again / "config.json", (1, 1))
-    (again / "tokenizer.json").write_text("{}")
+    again = copied(first, "tokenizer.json")
     assert model_digest(again) == model_digest(first)
     trained, scaled = model(tmp_path / "2", seed=2), model(tmp_path / "3", config='{"rope_theta": 1}')
     file = again / "model-00002-of-00003.safetensors"

@@ -2,7 +2,7 @@
 
 A program: python -m gevent.monkey cut_streams.py FOLDER SEED ROUNDS
 
-Only the engine is none: it sends what it likes, and ends with `Failed`, without a word, or within a message. All clients
+Only the engine is not real: it sends random outputs, and ends with `Failed`, without a word, or within a message. All clients
 are in the same process, too, and some read slowly or leave. Each round checks that
 
 * whatever the engine has finished is complete, and nothing else looks complete;

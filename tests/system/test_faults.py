@@ -42,12 +42,10 @@ def planned(faults: list[Fault], config: pytest.Config, rounds: int | None = Non
     return plan(faults, seed, config.getoption("--fault-rounds") or rounds), seed
 
 
-def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: pytest.Config) -> None:
-    server = start_server(
-        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(8, 10)}"
-    )
+def echo_rounds(server: Server) -> Rounds:
+    """Rounds on a server with the `limits` of 8 seconds, whose answers are the prompts."""
     prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
-    rounds = Rounds(
+    return Rounds(
         server,
         lambda api, prompt: prompt,
         prompts,
@@ -55,7 +53,13 @@ def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: p
         predict_timeout=8,
         max_request_size=MAX_REQUEST_SIZE,
     )
-    report = rounds.run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))
+
+
+def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: pytest.Config) -> None:
+    server = start_server(
+        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(8, 10)}"
+    )
+    report = echo_rounds(server).run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))
     print(f"\necho: {report}")
     assert report.complete > report.failed > 0
 
@@ -72,17 +76,10 @@ def test_faults_of_what_is_beside_an_engine(tmp_path: Path, pytestconfig: pytest
     try:
         server.wait_ready()
         wait_until(lambda: server.invoke({"inputs": "Hi"}).ok and "compared with the shadow" in server.log, 180)
-        prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
-        rounds = Rounds(
-            server,
-            lambda api, prompt: prompt,
-            prompts,
-            max_tokens=200,
-            predict_timeout=8,
-            max_request_size=MAX_REQUEST_SIZE,
-        )
         clients = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
-        report = rounds.run(*planned([*ENGINE_FAULTS[:1], *BESIDE_FAULTS, *clients], pytestconfig, rounds=9))
+        report = echo_rounds(server).run(
+            *planned([*ENGINE_FAULTS[:1], *BESIDE_FAULTS, *clients], pytestconfig, rounds=9)
+        )
     finally:
         server.stop()
     print(f"\nbeside: {report}")
