@@ -32,10 +32,7 @@ def texts() -> list[str]:
     chosen = random.Random(0)
     ranges = (range(32, 127), range(0xA0, 0x500), range(0x4E00, 0x4F00), range(0x1F600, 0x1F640), (0x20, 0x0A, 0x0D))
     return [
-        *(
-            (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-            for name in ("benchmarks", "custom-code", "openai")
-        ),
+        *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))),
         "  two, then\t\n\r\n   123 4567 12345.67 ..!! \u00a0 \u200b",
         "\u00e9 e\u0301 \u6f22\u5b57 \U0001f389 don't DON'T we'LL",
         "<|im_start|>user\n<issue_start>x<|im_end|> <s></s> <think>abab</think>",
