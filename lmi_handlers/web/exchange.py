@@ -42,7 +42,7 @@ from lmi_handlers.web.access_control import KEY_LABEL
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, current_request, hold_next, limit_writes
-from lmi_handlers.web.flask_parts import StreamedResponse
+from lmi_handlers.web.flask_parts import LeanResponse
 from lmi_handlers.web.identity import INFERENCE_ID, identify
 from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
@@ -256,7 +256,7 @@ class Exchange:
         if self._model.server_timing and self._request is not None:
             duration = time.monotonic() - self.usage.started
             self.headers["Server-Timing"] = server_timing(self.usage, duration, complete=not streams)
-        kind = StreamedResponse if streams else Response
+        kind = LeanResponse if streams else Response
         response = kind(body, status, self.headers, content_type=content_type, direct_passthrough=streams)
         if not content_type:
             del response.headers["Content-Type"]

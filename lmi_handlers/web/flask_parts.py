@@ -37,8 +37,8 @@ class LeanRequest(Request):
         self.headers = RequestHeaders(environ)
 
 
-class StreamedResponse(Response):
-    """A response that has all of its headers. werkzeug would copy them, to add a length and to correct locations."""
+class LeanResponse(Response):
+    """A streamed response, which has all of its headers. werkzeug would copy them, to add a length and to correct locations."""
 
     def get_wsgi_headers(self, environ: dict[str, Any]) -> Headers:  # noqa: ARG002  werkzeug's signature
         return self.headers

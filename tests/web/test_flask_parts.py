@@ -6,7 +6,7 @@ import pytest
 from flask import Response
 from werkzeug.datastructures import EnvironHeaders
 
-from lmi_handlers.web.flask_parts import LeanRequest, StreamedResponse
+from lmi_handlers.web.flask_parts import LeanRequest, LeanResponse
 
 ENVIRON = {
     "REQUEST_METHOD": "POST",
@@ -33,6 +33,6 @@ def test_headers_are_looked_up_as_by_werkzeug(name: str) -> None:
 def test_a_streamed_response_has_the_headers_that_it_was_given() -> None:
     given = {"Pragma": "no-cache", "x-request-id": "7"}
     body = iter([b"record"])
-    responses = [kind(body, 200, given, content_type="text/plain") for kind in (Response, StreamedResponse)]
+    responses = [kind(body, 200, given, content_type="text/plain") for kind in (Response, LeanResponse)]
     werkzeugs, ours = (response.get_wsgi_response(ENVIRON)[1:] for response in responses)
     assert ours == werkzeugs
