@@ -11,6 +11,7 @@ import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.plugins import importing
 from lmi_handlers.custom_code.encode_decode import encode
 from lmi_handlers.custom_code.failures import MustBeReplaced
 from lmi_handlers.custom_code.inputs import Input
@@ -156,6 +157,7 @@ def _load_task(code: CustomCode, device: int) -> Task:
     if properties.trust_remote_code:
         withhold_credentials()
     module, _, attribute = _LOCATIONS[name].partition(":")
-    kind: type[Task] = getattr(importlib.import_module(module), attribute)
+    with importing():
+        kind: type[Task] = getattr(importlib.import_module(module), attribute)
     use_device(device)
     return kind.load(code.function, path, properties)
