@@ -207,7 +207,7 @@ class Rounds:
         return {name for name in names if not _USED_AGAIN.fullmatch(name)}
 
     def _round(self, rng: random.Random, faults: list[Fault], names: str, pinger: Pinger) -> None:
-        seen = len(pinger.statuses)
+        seen, known = len(pinger.statuses), len(pinger.problems)
         spared = all(fault.ends_engine is False for fault in faults)
         cuts = any(fault.cuts_connections for fault in faults)
         with concurrent.futures.ThreadPoolExecutor(self._clients + len(faults)) as pool:
@@ -228,7 +228,7 @@ class Rounds:
                 )
         self._settle(names)
         if cuts:
-            pinger.problems.clear()
+            del pinger.problems[known:]
         statuses = set(pinger.statuses[seen:])
         if spared:
             # A web worker that starts while the engine is stopped cannot know that it is well.

@@ -29,7 +29,7 @@ def report_options(what: str) -> Callable[[F], F]:
 
 
 def check_needed(option: str, **given: object) -> None:
-    """Raise `click.UsageError` if there is one of the `given` options, by their names: without `option`, none has an effect."""
+    """Raise `click.UsageError` if any of the `given` options is set: they have no effect without `option`."""
     for name, value in given.items():
         if value is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} needs {option}")

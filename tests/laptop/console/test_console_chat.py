@@ -276,7 +276,7 @@ def test_the_rest_of_an_answer_that_comes_late_is_asked_for_again(server: Server
         ask(page, "again")
         expect(page.locator("#failure")).to_have_text("too late" if failed[0] is late else "it has expired")
         assert parts == []
-    # As one may that begins anew each time.
+    # A server that always has more is left.
     parts += [streamed(delta(content="one"), cut), *[streamed(cut)] * 9, streamed(delta(content="two"), cut)]
     parts += [streamed(cut)] * 10
     ask(page, "more")

@@ -180,7 +180,7 @@ def test_a_continuation_that_is_late_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize(("text", "requests"), [("a", MAX_PARTS), ("", MAX_SILENT_PARTS)])
 def test_a_server_that_always_has_more_is_left(text: str, requests: int) -> None:
-    """As one may that begins anew each time."""
+    """For example, one that starts again each time."""
     more: list[dict[str, str]] = [{"generated_text": text, "continuation": f"t{part}"} for part in range(requests)]
     with raises(AnswerFailed, str(requests)):
         asked(*more)
