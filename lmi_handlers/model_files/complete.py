@@ -54,7 +54,7 @@ def check_adapter_complete(folder: Path) -> None:
 
     Nothing else in the folder is read: the engine serves requests meanwhile, and somebody else may have filled the folder.
     """
-    _check(_files(folder, _OF_ADAPTERS))
+    _check(_files(folder, ADAPTER_FILES))
 
 
 def check_json(file: Path) -> None:
@@ -214,9 +214,10 @@ _OF_MODELS: Mapping[str, Callable[[Path], str]] = {
 }
 """Files of a model's folder -> their check."""
 
-_OF_ADAPTERS: Mapping[str, Callable[[Path], str]] = {
+ADAPTER_FILES: Mapping[str, Callable[[Path], str]] = {
     "adapter_config.json": partial(_json, most=MAX_ADAPTER_CONFIG),
     "adapter_model.safetensors": _safetensors,
     "adapter_model.bin": check_torch_file,
+    "adapter_model.pt": check_torch_file,
 }
-"""The same for an adapter."""
+"""The same for an adapter: all that engines read."""

@@ -12,10 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from lmi_handlers.core.errors import LoadFailed
-from lmi_handlers.model_files.adapter_weights import CONFIG_NAME
+from lmi_handlers.model_files.complete import ADAPTER_FILES
 from lmi_handlers.model_files.needed import is_weights, needed
 
-_OF_ADAPTER = (CONFIG_NAME, "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 _OF_MODEL = "config.json"
 _WHOLE = 1 << 20
 """Bytes of a model's file up to which all of it is read."""
@@ -33,7 +32,7 @@ def adapter_digest(folder: Path) -> str:
 
     Adapters are small, and were read shortly before, when they were checked.
     """
-    files = (folder / name for name in _OF_ADAPTER)
+    files = (folder / name for name in ADAPTER_FILES)
     return _digest(file for file in files if file.is_file())
 
 

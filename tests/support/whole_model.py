@@ -59,7 +59,8 @@ def checkpoint(folder: Path) -> Path:
     }.items():
         (folder / name).write_bytes(data)
     write_adapter(folder / "adapters" / "mine", 0.0, layers=2, width=32)
-    torch.save(weights, folder / "adapters" / "mine" / "adapter_model.bin")
+    for name in ("adapter_model.bin", "adapter_model.pt"):
+        torch.save(weights, folder / "adapters" / "mine" / name)
     return folder
 
 
@@ -92,6 +93,7 @@ FILES = (
     *(
         "adapters/mine/adapter_model.safetensors",
         "adapters/mine/adapter_model.bin",
+        "adapters/mine/adapter_model.pt",
         "adapters/mine/adapter_config.json",
     ),
 )
