@@ -25,7 +25,8 @@ class Meter(msgspec.Struct):
 class Paid(msgspec.Struct, frozen=True, array_like=True):
     """The part of an answer that others pay who get the same one: its tokens, and its `Meter`.
 
-    `overlap` is for how many seconds they have paid since the request that pays the rest came itself. An estimate needs it.
+    `overlap` is the number of seconds that they have paid after the arrival of the request that pays the rest. An estimate
+    needs it.
     """
 
     tokens: int = 0

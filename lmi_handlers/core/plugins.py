@@ -75,7 +75,8 @@ def _load(kind: str, locations: Mapping[str, str], name: str) -> object:
 def importing() -> Iterator[None]:
     """Collect no garbage during the block, which imports a large library.
 
-    What an import makes stays. Looking through it again and again takes a fifth of the time: with transformers, a second.
+    The objects that an import makes stay. Searching them again and again takes a fifth of the time, with transformers about
+    a second.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -44,7 +44,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of all answers together."""
 
 _MIN_COST = MAX_BYTES // MAX_ANSWERS
-"""Bytes that an answer counts, besides its own, for the share of its client."""
+"""Bytes that are added to the size of each answer when the shares of clients are compared."""
 
 _RECENT = 64
 """Outputs of an answer that are kept as they are. Bytes take a fraction of their memory, and can be counted."""
@@ -150,8 +150,8 @@ class SharedAnswers:
     is the loop's: it gets the requests and aborts that the answers stand for. Only the loop's thread calls it, except
     that another one may fail all requests when the engine is dead.
 
-    Beyond the limits, the client loses an answer that takes most: the API key, and of its tenants the one. So nobody
-    loses anything to others who takes no more than an equal share.
+    Beyond the limits, the API key that takes most loses an answer: one of its tenant that takes most. A client that takes
+    no more than an equal share never loses one to others.
     """
 
     def __init__(self, grace: float, handle: Callable[[Worker, Submit | Abort], None]) -> None:
@@ -314,7 +314,8 @@ class SharedAnswers:
     def _make_room(self) -> None:
         """Forget answers until the others are within the limits.
 
-        Of a client, first those that have ended, then those without a client, then those that it gets: always the oldest.
+        Of the client that takes most, it is the oldest answer that has ended, or else the oldest that nobody waits for, or
+        else the oldest.
         """
         while self._size > MAX_BYTES or len(self._answers) > MAX_ANSWERS:
             own = self._owned[_greediest(self._costs)]
@@ -350,7 +351,7 @@ class SharedAnswers:
 
 
 def _greediest(counts: Mapping[Owner, int]) -> Owner:
-    """Return who has most: the API key, and of its tenants the one. Otherwise, a client could invent tenants."""
+    """Return the API key that has most, with that of its tenants that has most: clients could invent tenants."""
     keys: Counter[str] = Counter()
     for owner, count in counts.items():
         keys[owner.key_label] += count
