@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from typing import ClassVar
 
 import msgspec
@@ -22,8 +22,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A request as received over HTTP.
 
     `accept` is the `Accept` header. `stream` is true if the client called SageMaker's streaming API. `adapter` comes
-    from a header or the query string; the body takes precedence. `context` is what the model's input formatter returned
-    for its output formatter.
+    from the header or the argument of the query that `adapter_field` names; the body takes precedence. `context` is what
+    the model's input formatter returned for its output formatter.
     """
 
     data: bytes
@@ -32,12 +32,23 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     accept: str = ""
     stream: bool = False
     adapter: str | None = None
+    adapter_field: str = "adapters"
     context: bytes = b""
 
     @cached_property
     def fields(self) -> Mapping[str, msgspec.Raw]:
         """The fields of a JSON body, not decoded yet. Raises `InvalidJson`, or `InvalidBody` if it is not an object."""
         return decode_typed(self.data, dict[str, msgspec.Raw])
+
+    def parsed_by(self, dialect: Dialect) -> Parsed:
+        """Validate the body. Raises `InvalidRequest`, which names the field, or where else an adapter comes from."""
+        parsed = dialect.parse(self)
+        if self.adapter is None or any(prompt.adapter != self.adapter for prompt in parsed.request.prompts):
+            return parsed
+        return msgspec.structs.replace(parsed, alias=partial(self._alias, parsed.alias))
+
+    def _alias(self, in_body: Callable[[str], str], field: str) -> str:
+        return self.adapter_field if field == "adapters" else in_body(field)
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -42,8 +42,8 @@ class Formatting:
         `invoke` is the request as code of the model's gets it. Raises the error that ends the request.
         """
         scripts = self._client.scripts(PATIENCE)
-        adapter = _adapter_of(payload) if scripts.keys() - {""} else payload.adapter
-        place = next((name for name in (adapter or "", "") if name in scripts and scripts[name].input), None)
+        named = _with_adapter(payload) if scripts.keys() - {""} else payload
+        place = next((name for name in (named.adapter or "", "") if name in scripts and scripts[name].input), None)
         if place is None:
             return payload
         calls = new_calls()
@@ -53,7 +53,7 @@ class Formatting:
         finally:
             calls.close(forget=False)
         return msgspec.structs.replace(
-            payload, data=formatted.data, content_type="application/json", adapter=adapter, context=formatted.context
+            named, data=formatted.data, content_type="application/json", context=formatted.context
         )
 
     def calls(self, deadline: Deadline) -> Calls:
@@ -111,14 +111,16 @@ def _writes(script: ScriptFormatters | None) -> bool:
     return script is not None and script.output is not None
 
 
-def _adapter_of(payload: Payload) -> str | None:
-    """Return the adapter of a request, as far as that can be told before its body is parsed. The body takes precedence."""
+def _with_adapter(payload: Payload) -> Payload:
+    """Return a request with the adapter of its body, as far as that can be told before the body is parsed."""
     try:
         adapters = decode_typed(payload.fields["adapters"], object)
     except (InvalidRequest, KeyError):
-        return payload.adapter
+        return payload
     names = adapters if isinstance(adapters, list) else [adapters]
-    return names[0] if names and isinstance(names[0], str) else payload.adapter
+    if not names or not isinstance(names[0], str):
+        return payload
+    return msgspec.structs.replace(payload, adapter=names[0] or None, adapter_field="adapters")
 
 
 def _parameters(payload: Payload) -> dict[str, object]:

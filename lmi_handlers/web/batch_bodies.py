@@ -97,7 +97,7 @@ class BatchBodies:
         payload, dialect, change = self._dialects.choose(exchange, payload, usage)
         if exchange.continuation is not None or take_continuation(payload)[0] is not None:
             raise UnsupportedFeature("answers in a batch are not cut, and none is continued there", field=CONTINUATION)
-        parsed = change(dialect.parse(payload))
+        parsed = change(payload.parsed_by(dialect))
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
         within = self._model.deadline(usage.started, exchange.connected)

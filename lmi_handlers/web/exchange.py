@@ -172,7 +172,7 @@ class Exchange:
         The request goes through `changes`, in this order, as soon as its body is known to be valid.
         """
         token, payload = take_continuation(payload)
-        parsed = self.dialect.parse(payload)
+        parsed = payload.parsed_by(self.dialect)
         for change in changes:
             parsed = change(parsed)
         if (token := token or self.continuation) is not None:

@@ -66,6 +66,7 @@ class InvocationsView:
 
     def _payload(self, exchange: Exchange) -> Payload:
         headers = exchange.http.headers
+        adapter = headers.get(ADAPTER_IDENTIFIER)
         return Payload(
             data=exchange.body(self._max_request_size),
             request_id=exchange.request_id,
@@ -73,5 +74,6 @@ class InvocationsView:
             accept=headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=exchange.forwarded_api == "InvokeEndpointWithResponseStream",
             # "" means the base model, as in a body.
-            adapter=headers.get(ADAPTER_IDENTIFIER) or exchange.argument("adapter") or None,
+            adapter=adapter or exchange.argument("adapter") or None,
+            adapter_field=ADAPTER_IDENTIFIER if adapter else "adapter",
         )

@@ -160,5 +160,8 @@ class _Views:
         data = exchange.body(self._max_request_size)
         self._budget.check_json(data)
         return Payload(
-            data=data, request_id=exchange.request_id, adapter=request.headers.get(ADAPTER_IDENTIFIER) or None
+            data=data,
+            request_id=exchange.request_id,
+            adapter=request.headers.get(ADAPTER_IDENTIFIER) or None,
+            adapter_field=ADAPTER_IDENTIFIER,
         )

@@ -19,6 +19,9 @@ from raw_http import connect, head
 from server_sent_events import json_events
 from serving import Server
 
+from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER
+from lmi_handlers.apis.routes import JSON, JSON_LINES
+
 PARAMETERS = {"max_new_tokens": 64}
 
 
@@ -66,6 +69,27 @@ def test_unknown_model(echo_server: Server, path: str) -> None:
     answer = echo_server.invoke({"inputs": "hello"}, path=path)
     expected = {"code": 404, "type": "ModelNotFoundException", "message": "Model or workflow not found: x"}
     assert (answer.status_code, answer.json()) == (404, expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "where"),
+    [
+        ("/invocations", {ADAPTER_IDENTIFIER: "x"}, {"inputs": "a"}, ADAPTER_IDENTIFIER),
+        ("/invocations", {ADAPTER_IDENTIFIER: "x"}, {"inputs": "a", "adapters": "y"}, "adapters"),
+        ("/invocations?adapter=x", {}, {"prompt": "a"}, "adapter"),
+        ("/invocations", {ADAPTER_IDENTIFIER: "x", "Content-Type": JSON_LINES}, {"inputs": "a"}, ADAPTER_IDENTIFIER),
+        ("/v1/completions", {ADAPTER_IDENTIFIER: "x"}, {"model": "m", "prompt": "a"}, ADAPTER_IDENTIFIER),
+    ],
+)
+def test_error_of_an_adapter_names_where_it_came_from(
+    echo_server: Server, path: str, headers: dict[str, str], body: dict[str, object], where: str
+) -> None:
+    headers = {"Content-Type": JSON, **headers}
+    refused = echo_server.invoke(data=json.dumps(body).encode(), path=path, headers=headers)
+    assert f"{where}: " in refused.text
+    assert says(refused.text, "not supported echo")
+    if "prompt" in body:
+        assert refused.json()["error"]["param"] == where
 
 
 # Bodies

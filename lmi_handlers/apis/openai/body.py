@@ -157,9 +157,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
-        if field == "adapters":
-            return field if self.model is None else "model"
-        return client_field(self, field)
+        return "model" if field == "adapters" else client_field(self, field)
 
     def sampling_params(self, defaults: Mapping[str, object], computed: Mapping[str, object]) -> SamplingParams:
         """Translate. `computed` holds the fields that chat and text completions express differently.
