@@ -73,6 +73,22 @@ def test_a_model_is_another_one_if_it_was_trained(tmp_path: Path) -> None:
     assert len({model_digest(folder) for folder in (first, trained, scaled, again)}) == 4
 
 
+def test_samples_are_spread_over_all_bytes(tmp_path: Path) -> None:
+    """One of a model's many files has nearly all of its weights. 128 kB are changed there, in one place after the other."""
+    folder = model(tmp_path / "m", parts=20)
+    file = folder / "large.safetensors"
+    with file.open("wb") as opened:
+        opened.truncate(64 << 20)
+    digests = {model_digest(folder)}
+    places = range(1 << 20, 64 << 20, 11_000_000)
+    for place in places:
+        with file.open("r+b") as opened:
+            opened.seek(place)
+            opened.write(b"\1" * (128 << 10))
+        digests.add(model_digest(folder))
+    assert len(digests) == 1 + len(places)
+
+
 def test_of_a_gguf_file(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.gguf" for name in "abc"]
     for file, seed in zip(files, (1, 1, 2), strict=True):
