@@ -20,7 +20,7 @@ from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
 from lmi_handlers.model_files.complete import check_complete, check_json, is_part
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
-from lmi_handlers.model_files.needed import TOKENIZER
+from lmi_handlers.model_files.needed import ALL_WEIGHTS, TOKENIZER
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,9 +41,9 @@ _MODEL_FILES = (
     "special_tokens_map.json",
     "merges.txt",
     *TOKENIZER,
-    "*.safetensors",
+    *ALL_WEIGHTS,
     "*.safetensors.index.json",
-    *("*.bin", "*.ckpt", "*.engine", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "model.tar.gz"),
+    "model.tar.gz",
 )
 """If a directory contains any of these, the default model is not served in its place."""
 

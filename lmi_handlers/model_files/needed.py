@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-UNUSED = ("*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*")
-"""Formats that no engine reads, and copies of the weights in such a format."""
-
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 """The formats of weights, best first. Only the best one that a folder has is downloaded."""
+
+_OTHER_FORMATS = ("*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth")
+
+UNUSED = (*_OTHER_FORMATS, "original/*")
+"""Formats that no engine reads, and copies of the weights in such a format."""
+
+ALL_WEIGHTS = (*WEIGHTS, *_OTHER_FORMATS, "*.engine")
+"""All formats of weights that a model's own code may load."""
 
 TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Files of tokenizers. A model has at least one of them, unless its tokenizer is in a GGUF file."""

@@ -11,10 +11,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.engine.settings import EngineSettings
-from lmi_handlers.model_files.needed import weight_bytes
-
-_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".h5", ".ckpt", ".msgpack", ".engine")
-"""Files that a model's own code may load. Engines and tasks read one format."""
+from lmi_handlers.model_files.needed import ALL_WEIGHTS, weight_bytes
 
 
 def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
@@ -34,6 +31,7 @@ def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
 
 
 def _weights(properties: ServingProperties, *, of_any_format: bool) -> int:
+    """Return the bytes of a model's weights. Its own code may load any of them. Engines and tasks read one format."""
     path = Path(properties.model_dir or ".")
     if properties.model_id is not None:
         path = path / Path(properties.model_id).expanduser()
@@ -41,7 +39,7 @@ def _weights(properties: ServingProperties, *, of_any_format: bool) -> int:
         return 0
     if path.is_file() or not of_any_format:
         return weight_bytes(path)
-    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
+    return sum(file.stat().st_size for pattern in ALL_WEIGHTS for file in path.glob(pattern) if file.is_file())
 
 
 def free_for(backend: BackendDeclaration) -> int | None:

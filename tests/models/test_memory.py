@@ -39,7 +39,11 @@ def test_engines_and_tasks_read_one_of_the_formats(directory: Path) -> None:
 
 
 def test_own_code_may_read_all_of_them(directory: Path) -> None:
-    assert needed(directory, CustomCode(path="-", directory="-", properties={})) == 2500
+    own = CustomCode(path="-", directory="-", properties={})
+    assert needed(directory, own) == 2500
+    for name in ("rank0.engine", "rust_model.ot", "model.pt"):
+        (directory / name).write_bytes(bytes(10))
+    assert needed(directory, own) == 2530
 
 
 def test_a_model_that_is_not_here_yet_takes_nothing(directory: Path) -> None:
