@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lmi_handlers.core.plugins import importing
+
 LMI_VERSION = "0.36.0"
 
 _SESSIONS = {"Session": "sessions", "SessionManager": "sessions"}
@@ -203,7 +205,8 @@ class _Provided(ModuleType):
         module = self.__name__
         if (place := PROVIDED.get(module, {}).get(name)) is not None:
             where, _, attribute = place.partition(":")
-            value = getattr(importlib.import_module(f"{_HERE}.{where}"), attribute or name)
+            with importing():
+                value = getattr(importlib.import_module(f"{_HERE}.{where}"), attribute or name)
             setattr(self, name, value)
             return value
         if f"{module}.{name}" in PROVIDED or f"{module}.{name}" in REFUSED:

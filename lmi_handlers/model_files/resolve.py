@@ -15,6 +15,7 @@ from typing import Any
 
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.plugins import importing
 from lmi_handlers.model_files.cache_dir import converted_dir, prepared_dir
 from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.hub import download
@@ -82,9 +83,10 @@ def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> No
     """Convert `gguf_file` into `folder`: bfloat16 safetensors, tokenizer, chat template and generation defaults."""
     report(f"converting {gguf_file.name}")
     try:
-        import gguf  # without it, transformers' own error names no option
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        with importing():
+            import gguf  # without it, transformers' own error names no option
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise ConfigError(no_conversion(str(error))) from error
     with _progress_reported(gguf_file.name, report), _read_once(gguf):

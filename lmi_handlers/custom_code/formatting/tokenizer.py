@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.core.plugins import importing
 from lmi_handlers.text.bundle import TOKENIZER_FILE, load_text_bundle
 
 
@@ -18,7 +19,8 @@ class LazyTokenizer:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from transformers import PreTrainedTokenizerFast
+        with importing():
+            from transformers import PreTrainedTokenizerFast
 
         there = (directory for directory in self._directories if (directory / TOKENIZER_FILE).exists())
         directory = next(there, self._directories[0])
