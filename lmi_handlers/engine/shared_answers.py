@@ -7,14 +7,14 @@ again each time. Such an answer goes on without a client for some seconds, and i
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from lmi_handlers.core.meter import Paid
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.usage import Owner
+from lmi_handlers.engine.client_shares import ClientShares
 from lmi_handlers.engine.messages import (
     Abort,
     EngineMessage,
@@ -162,7 +162,7 @@ class SharedAnswers:
         self._left: dict[SharedAnswer, float] = {}  # until when each goes on, first one first
         self._ended: dict[SharedAnswer, float] = {}  # until when each is kept, first one first
         self._owned: dict[Owner, dict[SharedAnswer, None]] = {}  # those that can be joined, by client, oldest first
-        self._costs: Counter[Owner] = Counter()
+        self._costs = ClientShares()
         self._size = 0
         self.generated = 0
         """Number of tokens of all answers. Other threads read it."""
@@ -177,7 +177,7 @@ class SharedAnswers:
             self._stop_joins(answer)
         self._answers[key] = answer = SharedAnswer(key, submit, self._fail)
         self._owned.setdefault(answer.owner, {})[answer] = None
-        self._costs[answer.owner] += _MIN_COST
+        self._costs.add(answer.owner, _MIN_COST)
         answer.payer = Reader(worker, submit.number, answer.unfinished)
         self._add_reader(answer, answer.payer)
         self._handle(answer, msgspec.structs.replace(submit, join_key=None))
@@ -226,7 +226,10 @@ class SharedAnswers:
         """Give up an answer without a client: the one left for longest, of the client that has most. False if there is none."""
         if not self._left:
             return False
-        owner = _greediest(Counter(answer.owner for answer in self._left))
+        left = ClientShares()
+        for answer in self._left:
+            left.add(answer.owner, 1)
+        owner = left.greediest()
         self._give_up(next(answer for answer in self._left if answer.owner == owner))
         return True
 
@@ -260,9 +263,9 @@ class SharedAnswers:
     def _store(self, answer: SharedAnswer, outputs: list[SequenceOutput]) -> None:
         size, tokens = answer.size, answer.tokens
         answer.add(outputs)
-        self._size += answer.size - size
-        if answer.kept:
-            self._costs[answer.owner] += answer.size - size
+        if answer.size > size:
+            self._size += answer.size - size
+            self._costs.add(answer.owner, answer.size - size)
         self.generated += answer.tokens - tokens
         if answer.size > MAX_ANSWER_BYTES:
             self._stop_joins(answer)
@@ -318,7 +321,7 @@ class SharedAnswers:
         else the oldest.
         """
         while self._size > MAX_BYTES or len(self._answers) > MAX_ANSWERS:
-            own = self._owned[_greediest(self._costs)]
+            own = self._owned[self._costs.greediest()]
             oldest = (
                 next((answer for answer in own if answer in some), None) for some in (self._ended, self._left, own)
             )
@@ -331,10 +334,10 @@ class SharedAnswers:
         if answer.kept:
             del self._answers[answer.key]
             self._size -= answer.size
-            self._costs[answer.owner] -= answer.size + _MIN_COST
+            self._costs.add(answer.owner, -answer.size - _MIN_COST)
             del self._owned[answer.owner][answer]
             if not self._owned[answer.owner]:
-                del self._owned[answer.owner], self._costs[answer.owner]
+                del self._owned[answer.owner]
             answer.lose()
 
     def _add_reader(self, answer: SharedAnswer, reader: Reader) -> None:
@@ -348,15 +351,6 @@ class SharedAnswers:
             answer.settle()
             if (other := next(iter(answer.readers.values()), None)) is not None:
                 answer.charge(other)
-
-
-def _greediest(counts: Mapping[Owner, int]) -> Owner:
-    """Return the API key that has most, with that of its tenants that has most: clients could invent tenants."""
-    keys: Counter[str] = Counter()
-    for owner, count in counts.items():
-        keys[owner.key_label] += count
-    key = max(keys, key=keys.__getitem__)
-    return max((owner for owner in counts if owner.key_label == key), key=counts.__getitem__)
 
 
 def _ended(outputs: list[SequenceOutput]) -> list[int]:
