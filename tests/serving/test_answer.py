@@ -240,8 +240,10 @@ def test_a_token_takes_few_calls(client: EngineClient, tmp_path: Path) -> None:
         assert answer.tell(reader)
         output = TokenOutput(request_id="", token_ids=[*b"a"], logprobs=[-0.5])
         sys.setprofile(count)
-        generation.put(SequenceOutput(generation.number, 0, output, 0.0))
-        sys.setprofile(None)
+        try:
+            generation.put(SequenceOutput(generation.number, 0, output, 0.0))
+        finally:
+            sys.setprofile(None)
     assert len(reader.received) == 1
     assert len(calls) <= 28, calls
 
