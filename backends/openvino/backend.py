@@ -55,7 +55,7 @@ class OpenVinoBackend(PagedBackend):
         method = properties.quantize
         dtype, reason = choose_precision(properties, header)
         if properties.dtype == "int8" and dtype == FLOATS:
-            logger.warning("option.dtype: this CPU has no int8 arithmetic; float32 is used", extra={"dtype": dtype})
+            logger.warning("option.dtype: int8 is not available; float32 is used", extra={"reason": reason})
         logger.info("dtype selected", extra={"dtype": dtype, "reason": reason})
 
         def convert(partial: Path) -> None:
@@ -121,14 +121,19 @@ class OpenVinoBackend(PagedBackend):
 def _compile(ir_file: Path, dtype: str) -> tuple[openvino.CompiledModel, str]:
     """Return the compiled model and its data type: attention is in float32 if OpenVINO fails to compute it in bfloat16."""
     if dtype == INTEGERS_AND_BFLOAT16:
-        compile_again = functools.partial(compile_model, ir_file, _PROPERTIES[dtype])
         try:
-            compiled = compile_again()
-            try_out(compiled, compile_again)
+            return _compile_and_try_out(ir_file, _PROPERTIES[dtype]), dtype
         except RuntimeError as error:  # a processor says what it has, and not which kernels OpenVINO has for it
             cause = str(error).strip().rpartition("\n")[2]
             logger.warning("attention in bfloat16 fails; float32 is used", extra={"cause": cause})
             dtype = INTEGERS
-        else:
-            return compiled, dtype
-    return compile_model(ir_file, _PROPERTIES[dtype]), dtype
+    return compile_model(
+        ir_file, _PROPERTIES[dtype]
+    ), dtype  # the other one is freed by now: both may not fit in memory
+
+
+def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:
+    compile_again = functools.partial(compile_model, ir_file, properties)
+    compiled = compile_again()
+    try_out(compiled, compile_again)
+    return compiled

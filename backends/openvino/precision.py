@@ -41,32 +41,46 @@ def choose_precision(properties: ServingProperties, header: GgufHeader | None) -
         return FLOATS, "set by option.dtype"
     capable = multiplies_integers()
     integers = INTEGERS_AND_BFLOAT16 if multiplies_bfloat16() else INTEGERS
-    if dtype == "int8" and capable is not False:
-        return integers, "set by option.dtype"
+    if dtype == "int8":
+        return (FLOATS, _why_no_integers()) if capable is False else (integers, "set by option.dtype")
     if not properties.quantize and (header is None or not header.quantised_types):
         return FLOATS, "the weights are not quantised"
     if not capable:
-        return FLOATS, "this CPU has no instructions for int8 (VNNI or AMX)"
+        return FLOATS, _why_no_integers()
     return integers, "the weights are quantised, and this CPU has instructions for int8; option.dtype=fp32 is exact"
 
 
 def multiplies_integers() -> bool | None:
     """Tell whether this CPU multiplies 8-bit integers faster than floating-point numbers. None if nobody says."""
-    allowed = _allowed()
-    if allowed in _BEFORE_VNNI:
+    instructions, flags = _allowed_integer_flags(), _flags()
+    if not instructions:
         return False
-    instructions = {"avx_vnni"} if allowed.startswith("AVX2_VNNI") else _INTEGER_FLAGS
-    flags = _flags()
     return not instructions.isdisjoint(flags) if flags else None
 
 
 def multiplies_bfloat16() -> bool:
     """Tell whether this CPU multiplies bfloat16 numbers faster than those of float32."""
-    return _allowed() not in _BEFORE_BFLOAT16 and _flags() >= _BFLOAT16_FLAGS
+    _, allowed = _limit()
+    return allowed not in _BEFORE_BFLOAT16 and _flags() >= _BFLOAT16_FLAGS
 
 
-def _allowed() -> str:
-    return next((level.upper() for name in _LIMITS if (level := os.environ.get(name))), "")
+def _why_no_integers() -> str:
+    name, level = _limit()
+    if _flags() & (_INTEGER_FLAGS - _allowed_integer_flags()):
+        return f"{name}={level} keeps openvino from this CPU's instructions for int8 (VNNI or AMX)"
+    return "this CPU has no instructions for int8 (VNNI or AMX)"
+
+
+def _allowed_integer_flags() -> set[str]:
+    _, level = _limit()
+    if level in _BEFORE_VNNI:
+        return set()
+    return {"avx_vnni"} if level.startswith("AVX2_VNNI") else _INTEGER_FLAGS
+
+
+def _limit() -> tuple[str, str]:
+    """Return the variable that limits the instructions, and their level in capitals. Both are "" if none does."""
+    return next(((name, level.upper()) for name in _LIMITS if (level := os.environ.get(name))), ("", ""))
 
 
 def _flags() -> set[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 import pytest
+from facts import says
 from gguf_files import make_gguf
 from mixed_gguf import Q, write_mixed_gguf
 from paths import DATA
@@ -222,6 +223,17 @@ def test_limits_of_instructions(monkeypatch: pytest.MonkeyPatch, variable: str) 
     ):
         monkeypatch.setenv(variable, allowed)
         assert (precision.multiplies_integers(), precision.multiplies_bfloat16()) == (integers, bfloat16)
+
+
+@pytest.mark.parametrize("flags", [ALL_FLAGS, {"flags", "avx2"}])
+def test_the_reason_names_what_keeps_from_integers(monkeypatch: pytest.MonkeyPatch, flags: set[str]) -> None:
+    """That is the variable only if the processor has the instructions."""
+    monkeypatch.setattr(precision, "_flags", lambda: flags)
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "avx2")
+    for properties in (serving_properties(quantize="int8"), serving_properties(dtype="int8")):
+        choice, reason = choose_precision(properties, None)
+        assert choice == precision.FLOATS
+        assert says(reason, "DNNL_MAX_CPU_ISA=AVX2 int8" if flags is ALL_FLAGS else "CPU no int8")
 
 
 def test_the_older_name_of_a_limit_comes_second(monkeypatch: pytest.MonkeyPatch) -> None:
