@@ -83,13 +83,16 @@ class StreamedResponse(msgspec.Struct, frozen=True):
     parts: Iterable[bytes]
 
 
-def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header with a server's key, or nothing without one. Raises `ConfigError`, which does not show the key."""
+def authorization(api_key: str | None, own_header: str | None = None) -> dict[str, str]:
+    """Return the header with a server's key, or nothing without one. Raises `ConfigError`, which does not show the key.
+
+    `own_header` is the one in which an API's clients send the key, if it is not that of bearer tokens.
+    """
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("the API key (API_KEY) must have printable ASCII characters only")
-    return {"Authorization": f"Bearer {api_key}"}
+    return {"Authorization": f"Bearer {api_key}"} if own_header is None else {own_header: api_key}
 
 
 @contextmanager

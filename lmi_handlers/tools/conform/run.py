@@ -66,16 +66,18 @@ class ApiResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and how to ask it. `seconds` limits each answer."""
+    """The server, and how to ask it. `seconds` limits each answer. `key_header` is that of the API for the key, if any."""
 
     server: ServerUrl
     api_key: str | None
     model: str
     seconds: float
+    key_header: str | None = None
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Received:
         """Send a request with the key. Raises `CallRefused`, and `ConfigError` for a key that cannot be sent."""
-        return exchange(self.server, method, path, body, {**headers, **authorization(self.api_key)}, self.seconds)
+        key = authorization(self.api_key, self.key_header)
+        return exchange(self.server, method, path, body, {**headers, **key}, self.seconds)
 
 
 def model_of(target: AskedServer) -> str:
@@ -97,6 +99,7 @@ def results(target: AskedServer, apis: Sequence[str], accepted: frozenset[str]) 
     """
     waited = 0.0
     for name in apis:
+        target = msgspec.structs.replace(target, key_header=api(name).key_header)
         asked: list[tuple[Vector, CaseResult]] = []
         for vector in api(name).vectors:
             started = time.monotonic()

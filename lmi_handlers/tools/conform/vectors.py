@@ -61,10 +61,11 @@ class Vector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiVectors(msgspec.Struct, frozen=True, kw_only=True):
-    """An API: what is taken for its reference, and its vectors."""
+    """An API: what is taken for its reference, its vectors, and the header for the key if that is the API's own."""
 
     reference: str
     vectors: Sequence[Vector]
+    key_header: str | None = None
 
 
 @functools.cache
@@ -73,7 +74,7 @@ def api(name: str) -> ApiVectors:
     document = load(f"{name}.json")
     common = document.get("rules", {})
     vectors = [vector for entry in document["vectors"] for vector in _vectors(entry, common)]
-    return ApiVectors(reference=document["reference"], vectors=vectors)
+    return ApiVectors(reference=document["reference"], vectors=vectors, key_header=document.get("key_header"))
 
 
 def features(name: str) -> list[str]:

@@ -132,6 +132,24 @@ def test_the_key_is_sent(guarded_server: Server, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("api", "header", "other"),
+    [("anthropic", b"x-api-key: secret", b"authorization:"), ("tei", b"authorization: bearer secret", b"x-api-key:")],
+)
+def test_the_key_is_where_the_apis_clients_send_it(api: str, header: bytes, other: bytes, tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def refuse(connection: socket.socket, request: bytes) -> None:
+        asked.append(request.lower())
+        connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+
+    with answering(refuse) as url:
+        conform(url, api, tmp_path=tmp_path, env={"API_KEY": "secret"})
+    posts = [request for request in asked if request.startswith(b"post ")]
+    assert posts
+    assert all(header in request and other not in request for request in posts)
+
+
+@pytest.mark.parametrize(
     ("arguments", "cause"),
     [
         (["http://localhost:1", "--api", "tgi,x"], "--api 'x'"),
