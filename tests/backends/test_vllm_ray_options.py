@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,12 @@ def test_refusals(degree: int | str, environ: dict[str, str], words: str) -> Non
     properties = ServingProperties(tensor_parallel_degree=degree)  # type: ignore[arg-type]
     with raises(ConfigError, words):
         check_requirements(properties, environ)
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with raises(ConfigError, "option.distributed_executor_backend=ray ray install"):
+        check_requirements(ServingProperties(tensor_parallel_degree=2), {})
 
 
 def read(tmp_path: Path, text: str) -> ServingProperties:

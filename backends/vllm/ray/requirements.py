@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.install import install_command
+from lmi_handlers.core.install import check_installed
 
 OPTION = "option.distributed_executor_backend=ray"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -38,5 +37,4 @@ def check_requirements(properties: ServingProperties, environ: Mapping[str, str]
             f"{ADDRESS_VARIABLE} has value {address!r}: must be host:port of a cluster that this machine is a node of, or "
             "auto for the one that runs here"
         )
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"{OPTION}: Ray is not installed; {install_command('lmi-handlers[ray]')}")
+    check_installed("ray", extra="ray", needed_by=OPTION)
