@@ -33,7 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines, because test machines may be slow. CI uses the same examples in every run, so failures are reproducible.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On other machines each run has new ones.
+settings.register_profile("default", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "default")
 

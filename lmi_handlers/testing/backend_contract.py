@@ -114,13 +114,22 @@ class BackendContract:
 
     @pytest.fixture(scope="class")
     @classmethod
+    def cache(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A folder for what the backend makes of the model's files. Classes with the same model may share one."""
+        return tmp_path_factory.mktemp("cache")
+
+    @pytest.fixture(scope="class")
+    @classmethod
     def loaded(
-        cls, options: LoadedProperties, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+        cls,
+        options: LoadedProperties,
+        cache: Path,
+        request: pytest.FixtureRequest,
+        tmp_path_factory: pytest.TempPathFactory,
     ) -> Iterator[Driver]:
         """The loaded backend, for all checks of the class."""
         directory = tmp_path_factory.mktemp("model")
         phases: list[str] = []
-        cache = tmp_path_factory.mktemp("cache")
         path: Path | None = None
         gguf_file: Path | None = None
         if not declaration(cls.name).needs_model:

@@ -26,17 +26,10 @@ class TestEcho(BackendContract):
 
 
 @pytest.mark.model
+@pytest.mark.long
 class TestOpenVino(BackendContract):
     name = "openvino"
     properties = EXACT
-
-
-@pytest.mark.model
-class TestOpenVinoSmallCache(BackendContract):
-    """Five blocks of 32 tokens: sequences are preempted all the time."""
-
-    name = "openvino"
-    properties = f"{EXACT}option.kv_cache_memory_bytes=8M\noption.prompt_lookup_num_tokens=4"
 
 
 @pytest.mark.model
@@ -50,6 +43,20 @@ class TestOpenVinoTinyModel(BackendContract):
     @classmethod
     def model_path(cls, tiny_llama: Path) -> Path:
         return tiny_llama
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cache(cls, tiny_llama: Path) -> Path:
+        """Converting takes longer than all checks."""
+        (cache := tiny_llama.parent / "openvino").mkdir(exist_ok=True)
+        return cache
+
+
+@pytest.mark.model
+class TestOpenVinoSmallCache(TestOpenVinoTinyModel):
+    """Five blocks of 32 tokens: sequences are preempted all the time."""
+
+    properties = f"{EXACT}option.kv_cache_memory_bytes=160K\noption.prompt_lookup_num_tokens=4"
 
 
 @pytest.mark.model

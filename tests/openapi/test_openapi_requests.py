@@ -278,8 +278,16 @@ def test_every_operation_that_scores(operation: Operation, ranking_server: Serve
 OTHER_NAMES = r"^/(predictions|models)/"
 """Tests of the JSON-lines bodies of /invocations."""
 
+SAME_BODIES = "count_tokens"
+"""Paths whose bodies are those of another: it alone gets the requests for each keyword."""
 
-@each_operation(without_json_lines(), 12, boundaries=True, but=OTHER_NAMES)
+
+@each_operation(without_json_lines(), 12, boundaries=False, only=SAME_BODIES)
+def test_operations_with_the_bodies_of_others(operation: Operation, echo_server: Server) -> None:
+    check_operation(echo_server, operation)
+
+
+@each_operation(without_json_lines(), 12, boundaries=True, but=f"{OTHER_NAMES}|{SAME_BODIES}")
 def test_every_operation(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 

@@ -75,12 +75,17 @@ def test_default_model(tmp_path: Path) -> None:
     ("architecture", "pre", "bos"),
     [
         ("llama", "llama-bpe", 1),
-        ("llama", "tekken", 1),
         ("qwen2", "qwen2", None),
-        ("qwen2", "deepseek-r1-qwen", 1),
-        ("qwen3", "qwen2", 1),
-        ("llama", "gpt-2", 1),
-        ("llama", "unheard-of", 1),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("llama", "tekken", 1),
+                ("qwen2", "deepseek-r1-qwen", 1),
+                ("qwen3", "qwen2", 1),
+                ("llama", "gpt-2", 1),
+                ("llama", "unheard-of", 1),
+            )
+        ),
     ],
 )
 @pytest.mark.model

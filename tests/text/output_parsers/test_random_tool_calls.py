@@ -240,7 +240,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_split(
         assert message[0] == text
 
 
-LONG = 200_000
+LONG = 100_000
 
 
 @pytest.mark.timeout(60)
