@@ -32,12 +32,8 @@ class TestOpenVino(BackendContract):
     properties = EXACT
 
 
-@pytest.mark.model
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
-class TestOpenVinoTinyModel(BackendContract):
-    """Converted from safetensors."""
-
-    name = "openvino"
+class TinyModel(BackendContract):
+    """The contract on a random checkpoint. Agreement on the real model: test_greedy_equality and test_vllm."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -48,8 +44,16 @@ class TestOpenVinoTinyModel(BackendContract):
     @classmethod
     def cache(cls, tiny_llama: Path) -> Path:
         """Converting takes longer than all checks."""
-        (cache := tiny_llama.parent / "openvino").mkdir(exist_ok=True)
+        (cache := tiny_llama.parent / "cache").mkdir(exist_ok=True)
         return cache
+
+
+@pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
+class TestOpenVinoTinyModel(TinyModel):
+    """Converted from safetensors."""
+
+    name = "openvino"
 
 
 @pytest.mark.model
@@ -66,28 +70,16 @@ class TestOpenVinoInt4(TestOpenVinoTinyModel):
 
 
 @pytest.mark.model
-class TestTransformersTinyModel(BackendContract):
-    name = "transformers"
-    properties = "option.dtype=fp32"
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model_path(cls, tiny_llama: Path) -> Path:
-        return tiny_llama
-
-
-@pytest.mark.model
-@pytest.mark.long
-class TestTransformers(BackendContract):
+class TestTransformersTinyModel(TinyModel):
     name = "transformers"
     properties = "option.dtype=fp32"
 
 
 @pytest.mark.model
 @pytest.mark.needs("vllm")
-class TestVllm(BackendContract):
+class TestVllm(TinyModel):
     name = "vllm"
-    properties = "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=256M"
+    properties = "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=32M"
 
 
 @pytest.mark.model
