@@ -602,11 +602,11 @@ def grammars(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("numbers", [range(8), pytest.param(range(8, 200), marks=pytest.mark.long)])
-def test_two_hundred_schemas_on_the_real_model(model_server_once: Server, numbers: range) -> None:
+@pytest.mark.parametrize("numbers", [range(8), pytest.param(range(8, 56), marks=pytest.mark.long)])
+def test_random_schemas_on_the_real_model(model_server_once: Server, numbers: range) -> None:
     """Up to sixteen at a time, in all forms, half of them greedy."""
-    wanted = examples(object_schemas(), 200)
-    assert len(wanted) == 200
+    wanted = examples(object_schemas(), 56)
+    assert len(wanted) == 56
 
     def generate(number: int) -> requests.Response:
         parameters = {

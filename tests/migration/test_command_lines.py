@@ -169,21 +169,28 @@ def errors_in(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("lmi: error: ")]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("source", "command"), [case[:2] for case in CASES], ids=NAMES)
-def test_check_agrees_with_serve(source: str, command: str, tmp_path: Path) -> None:
-    assert_agreement(tmp_path, {"serving.properties": translated(source, command)})
+def with_something_new(models: dict[str, dict[str, str]]) -> list[str]:
+    """The models of which the properties for echo have a line that those of no earlier one have."""
+    seen: set[str] = set()
+    chosen = []
+    for name, files in models.items():
+        lines = {line for line in on_echo(files["serving.properties"]).splitlines() if not line.startswith("#")}
+        if not lines <= seen:
+            chosen.append(name)
+        seen |= lines
+    return chosen
+
+
+TRANSLATED = {name: {"serving.properties": translated(*case[:2])} for name, case in zip(NAMES, CASES, strict=True)}
+# A handler's code needs no echo.
+MODELS = TRANSLATED | {name: files for name, files in CONFIGURATIONS.items() if name != "handler"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "handler"])  # its code needs no echo
-def test_check_agrees_with_serve_about_a_configuration_of_lmi(name: str, tmp_path: Path) -> None:
-    assert_agreement(tmp_path, CONFIGURATIONS[name])
-
-
-def assert_agreement(tmp_path: Path, files: dict[str, str]) -> None:
-    """Run `lmi check` and `lmi serve` on echo. Both must have the same errors, or none."""
-    for file, text in files.items():
+@pytest.mark.parametrize("name", with_something_new(MODELS))
+def test_check_agrees_with_serve(name: str, tmp_path: Path) -> None:
+    """`lmi check` and `lmi serve` on echo have the same errors, or none."""
+    for file, text in MODELS[name].items():
         (tmp_path / file).write_text(on_echo(text) if file == "serving.properties" else text)
     port = str(free_port())
     arguments = [
