@@ -44,7 +44,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Phi3Config": {},
     "Qwen3Config": {},
 }
-"""The others are compared in test_architectures, in float32."""
+SLOW_CONFIGS: dict[str, dict[str, Any]] = {
+    "GemmaConfig": {},
+    "GraniteConfig": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+}
+"""These compute most of what is their own. The others are compared in test_architectures, in float32."""
 
 
 def make_checkpoint(config_class: str, options: dict[str, Any], folder: Path) -> Any:
@@ -60,9 +64,11 @@ def make_checkpoint(config_class: str, options: dict[str, Any], folder: Path) ->
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("config_class", CONFIGS)
+@pytest.mark.parametrize(
+    "config_class", [*CONFIGS, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW_CONFIGS)]
+)
 def test_logits_are_those_of_transformers(config_class: str, tmp_path: Path) -> None:
-    model = make_checkpoint(config_class, CONFIGS[config_class], tmp_path / "model")
+    model = make_checkpoint(config_class, (CONFIGS | SLOW_CONFIGS)[config_class], tmp_path / "model")
     (tmp_path / "converted").mkdir()
     phases: list[str] = []
     convert_checkpoint(tmp_path / "model", tmp_path / "converted", phases.append, trust_remote_code=False)
