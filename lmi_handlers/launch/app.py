@@ -8,8 +8,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flask import Flask, request
+from flask import Flask, Request, request
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import MapAdapter
 
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.custom_code import DOCUMENTATION as CODE_DOCUMENTATION
@@ -54,7 +55,7 @@ from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.bidirectional import add_bidirectional_route
 from lmi_handlers.web.connection import local_port
 from lmi_handlers.web.dispatcher import Dispatcher
-from lmi_handlers.web.flask_parts import LeanRequest
+from lmi_handlers.web.flask_parts import LeanRequest, NoSessions, url_adapter
 from lmi_handlers.web.front_end_errors import FrontEndErrors
 from lmi_handlers.web.request_path import PathReader
 from lmi_handlers.web.routes import add_routes
@@ -66,6 +67,7 @@ class ModelApp(Flask):
     """The application that serves one model. Without `async def` views: Flask would look for them three times per request."""
 
     request_class = LeanRequest
+    session_interface = NoSessions()
     model: Served
 
     def use_threads(self, run_beside: RunBeside) -> None:
@@ -82,6 +84,11 @@ class ModelApp(Flask):
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
         return func
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        if request is None or "HTTP_UPGRADE" in request.environ:  # a WebSocket has rules of its own
+            return super().create_url_adapter(request)
+        return url_adapter(self.url_map, request)
 
 
 _kept: Configuration | StoreConfiguration | None = None

@@ -170,7 +170,7 @@ class AccessControl:
             response.headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
         elif origin is not None and self._allows(origin, request):
             response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Vary"] = f"{response.headers['Vary']}, {_VARY}" if "Vary" in response.headers else _VARY
+        response.headers["Vary"] = ", ".join([*response.headers.getlist("Vary"), _VARY])
         return response
 
 

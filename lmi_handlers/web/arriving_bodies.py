@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from typing import IO
+
+from werkzeug.wrappers import Request
 
 from lmi_handlers.core.errors import QueueFull
 from lmi_handlers.core.event_loop import give_way
@@ -30,18 +31,23 @@ class ArrivingBodies:
         """Set the limit to four bodies of the maximum size, and at least 256 MiB."""
         return cls(max(256 << 20, 4 * max_request_size))
 
-    def read(self, stream: IO[bytes]) -> bytes:
-        """Read a body to its end. Raises `QueueFull`.
+    def read(self, request: Request) -> bytes:
+        """Read the body of a request to its end. Raises `QueueFull`, and werkzeug's `RequestEntityTooLarge`.
 
         It is read in pieces, because a body that arrives fast would otherwise block the event loop until complete.
         """
+        stream = request.stream
+        piece = stream.read(_PIECE)
+        if len(piece) == request.content_length:  # as most are: no incomplete body is held
+            return piece
         body = io.BytesIO()  # its getvalue() does not copy
         with self.arriving() as held:
-            while piece := stream.read(_PIECE):
+            while piece:
                 body.write(piece)
                 held.add(len(piece))
                 if len(piece) == _PIECE:
                     give_way()
+                piece = stream.read(_PIECE)
             return body.getvalue()
 
     def arriving(self) -> ArrivingBody:

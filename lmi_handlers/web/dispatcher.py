@@ -154,7 +154,7 @@ class Dispatcher:
     def _read(self, environ: dict[str, Any], request: Any) -> bytes:
         """Read the body, and leave it in the environment for whoever answers."""
         try:
-            data = self._bodies.read(request.stream)
+            data = self._bodies.read(request)
         except RequestEntityTooLarge:
             data = None
         if data is None or len(data) > self._max_request_size:

@@ -121,7 +121,7 @@ class Exchange:
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
         try:
-            data = self._arriving.read(self.http.stream)
+            data = self._arriving.read(self.http)
         except RequestEntityTooLarge:
             data = None
         if data is None or len(data) > max_request_size:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from flask import Request, Response
+from flask import Flask, Request, Response
+from flask.sessions import NullSession, SessionInterface, SessionMixin
 from werkzeug.datastructures import EnvironHeaders, Headers
+from werkzeug.routing import Map, MapAdapter
 
 
 class RequestHeaders(EnvironHeaders):
@@ -42,3 +44,27 @@ class LeanResponse(Response):
 
     def get_wsgi_headers(self, environ: dict[str, Any]) -> Headers:  # noqa: ARG002  werkzeug's signature
         return self.headers
+
+
+class NoSessions(SessionInterface):
+    """Keeps nothing in cookies. Without a secret key, Flask would find that out for each request."""
+
+    _none = NullSession()
+
+    def open_session(self, app: Flask, request: Request) -> SessionMixin:  # noqa: ARG002  Flask's signature
+        return self._none
+
+
+def url_adapter(url_map: Map, request: Request) -> MapAdapter:
+    """Return what finds the rule of a request. werkzeug would parse its host twice more, and its paths once more.
+
+    Raises `BadHost` if the host is no name.
+    """
+    return url_map.bind(
+        request.host,
+        request.root_path,
+        url_scheme=request.scheme,
+        default_method=request.method,
+        path_info=request.environ.get("PATH_INFO") and request.path,  # it is empty in `GET ?x=y`, which is redirected
+        query_args=request.query_string.decode(errors="replace"),
+    )

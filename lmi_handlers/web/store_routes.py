@@ -107,7 +107,7 @@ def _fields(budget: Budget) -> dict[str, Any]:
     """Return the fields of a JSON body, if there is one."""
     bodies: ArrivingBodies = _extension("lmi_bodies")
     try:
-        data = bodies.read(request.stream)
+        data = bodies.read(request)
     except RequestEntityTooLarge:
         raise PayloadTooLarge("the request body is larger than max_request_size") from None
     if not data:

@@ -34,7 +34,7 @@ class Sender(Generic[Sent]):
         self._frames: OrderedDict[Hashable, bytes] = OrderedDict()
         self._size = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())  # no thread takes it twice, which costs gevent 20 calls
         threading.Thread(target=self._run, name="sender", daemon=True).start()
 
     def send(self, message: Sent, key: Hashable | None = None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from flask import Response
-from werkzeug.datastructures import EnvironHeaders
+from functools import partial
 
-from lmi_handlers.web.flask_parts import LeanRequest, LeanResponse
+import pytest
+from flask import Flask, Response, session
+from werkzeug.datastructures import EnvironHeaders
+from werkzeug.exceptions import BadHost
+from werkzeug.test import create_environ
+
+from lmi_handlers.web.flask_parts import LeanRequest, LeanResponse, NoSessions, url_adapter
 
 ENVIRON = {
     "REQUEST_METHOD": "POST",
@@ -36,3 +40,50 @@ def test_a_streamed_response_has_the_headers_that_it_was_given() -> None:
     responses = [kind(body, 200, given, content_type="text/plain") for kind in (Response, LeanResponse)]
     werkzeugs, ours = (response.get_wsgi_response(ENVIRON)[1:] for response in responses)
     assert ours == werkzeugs
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"HTTP_HOST": "localhost:8080"},
+        {"HTTP_HOST": "LOCALHOST:80"},
+        {"HTTP_HOST": "[::1]:8080"},
+        {"HTTP_HOST": "no name"},
+        {"HTTP_HOST": "localhost:443", "wsgi.url_scheme": "https"},
+        {"SCRIPT_NAME": "/base", "REQUEST_METHOD": "PUT"},
+        {"SCRIPT_NAME": "/base/"},
+        {"PATH_INFO": "/models//", "QUERY_STRING": "a=b&c=%20"},
+        {"PATH_INFO": "/\xc3\xa9/\xff", "QUERY_STRING": "\xc3\xa9=\xff"},
+        {"PATH_INFO": ""},
+    ],
+)
+def test_a_route_is_found_by_what_flask_looks_at(given: dict[str, str]) -> None:
+    environ = create_environ() | {"HTTP_HOST": "model", "PATH_INFO": "/invocations"} | given
+    app = Flask(__name__)
+    flasks = app.create_url_adapter(LeanRequest(dict(environ)))
+    assert vars(url_adapter(app.url_map, LeanRequest(environ))) == vars(flasks)
+
+
+def test_a_host_that_is_no_name_is_refused_as_by_flask() -> None:
+    environ = create_environ() | {"HTTP_HOST": "a" * 64}
+    app = Flask(__name__)
+    for adapter in (app.create_url_adapter, partial(url_adapter, app.url_map)):
+        with pytest.raises(BadHost):
+            adapter(LeanRequest(environ))
+
+
+def test_no_session_is_kept() -> None:
+    app = Flask(__name__)
+    app.session_interface = NoSessions()
+
+    @app.get("/")
+    def view() -> str:
+        with pytest.raises(RuntimeError):
+            session["known"] = True
+        return "known" if session else "unknown"
+
+    with app.test_client() as client:
+        answers = [client.get("/") for _ in range(2)]
+    assert [answer.text for answer in answers] == ["unknown", "unknown"]
+    assert not any(answer.headers.getlist("Set-Cookie") for answer in answers)

@@ -34,7 +34,7 @@ def read_body(limit: int = MAX_BODY) -> bytes:
     if _READ not in environ:
         arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
         try:
-            body = arriving.read(request.stream)
+            body = arriving.read(request)
         except RequestEntityTooLarge as error:
             raise _too_large(limit) from error
         except QueueFull as error:
