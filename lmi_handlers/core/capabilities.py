@@ -147,8 +147,8 @@ def check_sampling_params(params: SamplingParams, capabilities: Capabilities) ->
         if value is not None and limit is not None and value > limit:
             raise InvalidRequest(f"must be at most {limit}, got {value}", field=name)
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-        token_ids = getattr(params, name) or (0,)
-        for token_id in (min(token_ids), max(token_ids)):
+        token_ids = getattr(params, name)
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
             if not 0 <= token_id < capabilities.vocab_size:
                 raise InvalidRequest(
                     f"token ids must be from 0 to {capabilities.vocab_size - 1}, got {token_id}", field=name

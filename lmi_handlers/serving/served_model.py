@@ -491,6 +491,8 @@ _MANY_TOKENS = 1024
 def _check_sequences(parsed: Parsed, budget: Budget) -> None:
     prompts, n, beams = len(parsed.request.prompts), parsed.request.sampling_params.n, parsed.request.beam_search
     n = n if beams is None else max(n, beams.num_beams)
+    if prompts == n == 1:  # which is always allowed
+        return
     budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.alias("n"), prompts, n)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from flask import Flask, Response, request
+from flask import Flask, Response
 
 from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.custom_code import Invoked
@@ -134,9 +134,9 @@ class _Views:
         def view(**path: str) -> Response:
             exchange = Exchange(dialect, counts=False)
             try:
-                fields: dict[str, Any] = request.args.to_dict()
+                fields: dict[str, Any] = exchange.http.args.to_dict()
                 if data := exchange.body(self._max_request_size):
-                    if not request.is_json:
+                    if not exchange.http.is_json:
                         raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
                     self._budget.check_json(data)
                     fields |= decode_typed(data, dict[str, Any])
@@ -155,13 +155,13 @@ class _Views:
         return view
 
     def _payload(self, exchange: Exchange) -> Payload:
-        if not request.is_json:
+        if not exchange.http.is_json:
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         data = exchange.body(self._max_request_size)
         self._budget.check_json(data)
         return Payload(
             data=data,
             request_id=exchange.request_id,
-            adapter=request.headers.get(ADAPTER_IDENTIFIER) or None,
+            adapter=exchange.http.headers.get(ADAPTER_IDENTIFIER) or None,
             adapter_field=ADAPTER_IDENTIFIER,
         )
