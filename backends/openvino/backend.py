@@ -127,9 +127,8 @@ def _compile(ir_file: Path, dtype: str) -> tuple[openvino.CompiledModel, str]:
             cause = str(error).strip().rpartition("\n")[2]
             logger.warning("attention in bfloat16 fails; float32 is used", extra={"cause": cause})
             dtype = INTEGERS
-    return compile_model(
-        ir_file, _PROPERTIES[dtype]
-    ), dtype  # the other one is freed by now: both may not fit in memory
+    # The other one is freed by now: both may not fit in memory.
+    return compile_model(ir_file, _PROPERTIES[dtype]), dtype
 
 
 def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:

@@ -40,11 +40,13 @@ from backends.vllm.offload import configure_offloading, keeps_salts_apart
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
+from backends.vllm.warm_up import compile_logprobs
 from backends.waiting_sequences import WaitingSequences, refusal
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.media.files import max_sounds
@@ -135,6 +137,8 @@ class VLLMBackend(Backend):
         if model.thinking is not None and arguments.reasoning_config is None:
             arguments.reasoning_config = reasoning_config(model.thinking)
         engine = start_engine(arguments, properties, report)
+        report(LoadPhase.WARM_UP)
+        compile_logprobs(engine.vllm_config)
         return cls(engine, model, properties)
 
     @classmethod

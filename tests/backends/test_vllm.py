@@ -561,6 +561,23 @@ def test_lowest_priority_number_runs_first(smol: Smol, engine: Backend) -> None:
     assert set(running) < set(ended)
 
 
+def test_no_request_waits_for_a_compiler(smol: Smol, engine: Any) -> None:
+    """What log probabilities need is compiled while the engine is loaded, for any number of sequences."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from backends.vllm.warm_up import compile_logprobs
+
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    compile_logprobs(engine._engine.vllm_config)
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled > before
+    for prompts in PROMPTS[:1], PROMPTS[:3]:
+        smol.outputs(engine, *(smol.add(engine, prompt, logprobs=2, max_tokens=2) for prompt in prompts))
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
 def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
     eos = min(smol.tokenizer.eos_token_ids)
     ended = smol.add(engine, PROMPTS[0], logit_bias={eos: 100.0})

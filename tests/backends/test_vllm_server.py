@@ -38,6 +38,17 @@ def worker_processes(server: Server) -> list[psutil.Process]:
     return found
 
 
+def test_log_probabilities_need_no_compiler(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
+    """vLLM compiles a function for the first request that asks for them. Without a C++ compiler, its engine would end."""
+    environ = {"CXX": str(tmp_path / "nowhere"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    server: Server = start_server(f"{QUICK}option.model_id={tiny_llama}\n", environ=environ, ready=False)
+    assert says(server.wait_ready(500).log, "log probabilities not compiled")
+    body = {"model": "m0", "prompt": "a", "max_tokens": 2, "logprobs": 1}
+    answer = server.invoke(body, path="/v1/completions")
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) == 2
+
+
 TOKENS = 2000
 """Of each answer. On a busy machine, some answers may end before a worker process is killed."""
 
