@@ -160,7 +160,8 @@ def asked(
     with closing(connection):
         with _explained(target, Unreachable):
             connection.connect()
-        connection.sock.settimeout(silence)
+        # With a limit, that alone ends the connection: a timeout of the same length would sometimes be the first.
+        connection.sock.settimeout(silence if limit is None else None)
         with _within(connection.sock, limit, target):
             with _explained(target):
                 connection.request(method, path, body, dict(headers))
