@@ -18,10 +18,11 @@ def compile_logprobs(config: VllmConfig) -> None:
     """Compile the ranks of log probabilities, also with `enforce_eager`.
 
     On a CPU, that takes up to 20 s unless they are in torch's cache, and fails without a C++ compiler, which would end
-    the engine. They are computed without compiling then. The second model runner has kernels of its own. Processes of
-    a tensor-parallel engine compile for themselves, at the first request.
+    the engine. They are computed without compiling then. The second model runner has kernels of its own. Workers in
+    other processes (several devices, Ray) are not reached: they compile at the first request.
     """
-    if config.use_v2_model_runner or config.parallel_config.world_size > 1:
+    parallel = config.parallel_config
+    if config.use_v2_model_runner or parallel.world_size > 1 or parallel.use_ray:
         return
     logprobs = torch.zeros(2, config.model_config.get_vocab_size(), device=config.device_config.device)
     token_ids = torch.zeros(2, dtype=torch.int64, device=logprobs.device)

@@ -56,7 +56,7 @@ class NoSessions(SessionInterface):
 
 
 def url_adapter(url_map: Map, request: Request) -> MapAdapter:
-    """Return what finds the rule of a request. werkzeug would parse its host twice more, and its paths once more.
+    """Return the adapter that matches a request to its rule. werkzeug would parse the host twice more, the paths once.
 
     Raises `BadHost` if the host is no name.
     """

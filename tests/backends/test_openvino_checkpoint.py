@@ -48,7 +48,7 @@ SLOW_CONFIGS: dict[str, dict[str, Any]] = {
     "GemmaConfig": {},
     "GraniteConfig": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
 }
-"""These compute most of what is their own. The others are compared in test_architectures, in float32."""
+"""These have multipliers and norms of their own. The others are compared in test_architectures, in float32."""
 
 
 def make_checkpoint(config_class: str, options: dict[str, Any], folder: Path) -> Any:

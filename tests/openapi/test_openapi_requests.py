@@ -279,7 +279,7 @@ OTHER_NAMES = r"^/(predictions|models)/"
 """Tests of the JSON-lines bodies of /invocations."""
 
 SAME_BODIES = "count_tokens"
-"""Paths whose bodies are those of another: it alone gets the requests for each keyword."""
+"""Paths that take the same body as another path. Only that one gets the requests for each keyword."""
 
 
 @each_operation(without_json_lines(), 12, boundaries=False, only=SAME_BODIES)
