@@ -138,7 +138,7 @@ class VLLMBackend(Backend):
             arguments.reasoning_config = reasoning_config(model.thinking)
         engine = start_engine(arguments, properties, report)
         report(LoadPhase.WARM_UP)
-        compile_logprobs(engine.vllm_config)
+        compile_logprobs(engine)
         return cls(engine, model, properties)
 
     @classmethod

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,7 @@ def _preload() -> None:
 
 def when_ready(server: Any) -> None:
     """Log the addresses that now accept requests, and who can connect. The model may still be loading."""
+    os.register_at_fork(after_in_parent=_ended_again(os.getpid()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for listener in server.LISTENERS:
         logger.info("listening on %s", listener)
@@ -285,12 +286,23 @@ def _ignore_ctrl_c() -> None:
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Block the signals that end a worker until it has started: before that it would lose them or spin.
-
-    Also send its first heartbeat, because gunicorn never times out a worker that has sent none.
-    """
+def pre_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Block the signals that end a worker until it has started: before that it would lose them or spin."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def _ended_again(arbiter: int) -> Callable[[], None]:
+    """Return what lets signals end the arbiter again after it has forked a worker."""
+
+    def unblock() -> None:
+        if os.getpid() == arbiter:  # a worker that forks is none of its business
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+    return unblock
+
+
+def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Send a worker's first heartbeat, because gunicorn never times out a worker that has sent none."""
     worker.tmp.notify()
     worker.reloads = reloads()
 

@@ -570,7 +570,7 @@ def test_no_request_waits_for_a_compiler(smol: Smol, engine: Any) -> None:
 
     torch._dynamo.reset()
     before = counters["stats"]["unique_graphs"]
-    compile_logprobs(engine._engine.vllm_config)
+    compile_logprobs(engine._engine)
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > before
     for prompts in PROMPTS[:1], PROMPTS[:3]:

@@ -73,6 +73,20 @@ def test_ctrl_c_during_startup_shows_no_traceback(terminal: ServeTerminal, shown
     assert "SIGKILL" not in terminal.text
 
 
+def test_ctrl_c_ends_a_web_worker_that_was_only_just_forked(tmp_path: Path) -> None:
+    """It has not begun when the signal comes. On a busy machine, this may take a moment."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(3))\n"
+    )
+    shown = ServeTerminal(tmp_path, PYTHONPATH=str(tmp_path))
+    try:
+        shown.wait_for("listening on")
+        assert shown.interrupt() in (0, -signal.SIGINT)
+        assert "SIGKILL" not in shown.text
+    finally:
+        shown.close()
+
+
 def test_an_error_at_startup_is_one_coloured_line(tmp_path: Path) -> None:
     shown = ServeTerminal(tmp_path, properties="option.max_rolling_batch_size=many\n")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import re
@@ -23,7 +22,7 @@ from lmi_handlers.tools.bench.report import as_json, as_text, make_report
 from lmi_handlers.tools.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
 from lmi_handlers.tools.client.report_files import report_file
 from lmi_handlers.tools.client.server import ServerUrl
-from lmi_handlers.tools.client.signals import ended_by_signals
+from lmi_handlers.tools.client.signals import ended_by_signals, run_async
 
 _GOODPUT = ("ttft", "tpot", "e2el")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -81,10 +80,10 @@ def run(options: BenchOptions, json_file: Path | None, page_file: Path | None) -
         if options.warm_up:
             clients = min(options.warm_up, load.concurrency or options.warm_up)
             first = {"concurrency": clients, "requests": options.warm_up}
-            warm_up, _ = asyncio.run(send(msgspec.structs.replace(load, gaps=None, duration=None, **first)))
+            warm_up, _ = run_async(send(msgspec.structs.replace(load, gaps=None, duration=None, **first)))
             if all(timing.error is not None for timing in warm_up):
                 raise ConfigError(f"every request of the warm-up failed: {warm_up[0].error}")
-        timings, duration = asyncio.run(send(load))
+        timings, duration = run_async(send(load))
         report = make_report(timings, duration, options.goodput)
         arguments = _arguments(options)
         show(as_text(report), end="")

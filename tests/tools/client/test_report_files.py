@@ -139,7 +139,7 @@ def test_a_tool_that_is_ended_leaves_no_part_of_a_report(tool: str, ended_by: si
 
 STRUCK = """
 import asyncio, os, signal
-from lmi_handlers.tools.client.signals import ended_by_signals
+from lmi_handlers.tools.client.signals import ended_by_signals, run_async
 
 def strike():
     os.kill(os.getpid(), signal.SIGINT)
@@ -151,7 +151,7 @@ async def main():
     await asyncio.sleep(60)
 
 with ended_by_signals():
-    asyncio.run(main())
+    run_async(main())
 """
 
 
