@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import starts
 from configurations_page import configurations
-from serving import ENVIRON, free_port, lmi_check
-from waiting import wait_until
+from serving import Server
+from starts import Files, check, serve, write
 
 from backends import registry
 from lmi_handlers.migration.tgi import translate_tgi
 from lmi_handlers.migration.vllm import translate_vllm
 
+environ = starts.environ
 OPTIONS = registry().options
 ENVIRONMENT = {"PWD": "/home/me/work", "HOME": "/home/me", "HF_TOKEN": "hf_secret"}
 """What the shell knows in which these commands are typed."""
@@ -165,10 +165,6 @@ def on_echo(text: str) -> str:
     )
 
 
-def errors_in(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("lmi: error: ")]
-
-
 def with_something_new(models: dict[str, dict[str, str]]) -> list[str]:
     """The models of which the properties for echo have a line that those of no earlier one have."""
     seen: set[str] = set()
@@ -183,37 +179,62 @@ def with_something_new(models: dict[str, dict[str, str]]) -> list[str]:
 
 TRANSLATED = {name: {"serving.properties": translated(*case[:2])} for name, case in zip(NAMES, CASES, strict=True)}
 # A handler's code needs no echo.
-MODELS = TRANSLATED | {name: files for name, files in CONFIGURATIONS.items() if name != "handler"}
+MODELS: dict[str, Files] = TRANSLATED | {name: files for name, files in CONFIGURATIONS.items() if name != "handler"}
+
+
+def echoing(name: str) -> Files:
+    files = MODELS[name]
+    return files | {"serving.properties": on_echo(files["serving.properties"])}
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("environ")
 @pytest.mark.parametrize("name", with_something_new(MODELS))
-def test_check_agrees_with_serve(name: str, tmp_path: Path) -> None:
+def test_check_agrees_with_serve(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`lmi check` and `lmi serve` on echo have the same errors, or none."""
-    for file, text in MODELS[name].items():
-        (tmp_path / file).write_text(on_echo(text) if file == "serving.properties" else text)
-    port = str(free_port())
-    arguments = [
-        sys.executable,
-        "-m",
-        "lmi_handlers.commands.cli",
-        "serve",
-        "--model-dir",
-        str(tmp_path),
-        "--port",
-        port,
-    ]
-    checked = lmi_check(tmp_path, "--port", port)
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(arguments, stdout=output, stderr=output, env=ENVIRON, cwd=tmp_path)
-    try:
-        wait_until(lambda: server.poll() is not None or "engine ready" in log.read_text(), timeout=240)
-        said, errors = log.read_text(), errors_in(checked.stderr)
-        assert errors_in(said) == errors
-        assert (server.poll() is None) == (errors == []), said
-        # An argument of vLLM's is unknown on echo: serve only warns then.
-        assert (checked.returncode == 0) == (errors == [] and "  unknown option " not in checked.stdout)
-    finally:
-        server.terminate()
-        server.wait(120)
+    directory = write(tmp_path / "m", echoing(name))
+    checked, served = check(directory), serve(directory, monkeypatch, capsys)
+    assert checked.errors == served.errors
+    assert (served.status == 0) == (served.errors == []), served.text
+    # An argument of vLLM's is unknown on echo: serve only warns then.
+    assert (checked.status == 0) == (checked.errors == [] and "  unknown option " not in checked.text)
+
+
+def together(one: Files, other: Files) -> Files | None:
+    """The model with the files and properties of both, or None if one of them differs."""
+    lines: dict[str, str] = {}
+    for files in (one, other):
+        for line in files["serving.properties"].splitlines():
+            if line and not line.startswith("#") and lines.setdefault(line.partition("=")[0], line) != line:
+                return None
+    if any(one[file] != other[file] for file in one.keys() & other.keys() - {"serving.properties"}):
+        return None
+    return one | other | {"serving.properties": "".join(f"{line}\n" for line in lines.values())}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("environ")
+def test_what_check_accepts_is_served(tmp_path: Path) -> None:
+    """As many of the models as possible by one server, because each takes seconds to start."""
+    models: list[Files] = []
+    for name in with_something_new(MODELS):
+        files = echoing(name)
+        if check(write(tmp_path / f"alone {name}", files)).errors:
+            continue
+        for number, model in enumerate(models):
+            both = together(model, files)
+            if both is not None and not check(write(tmp_path / f"{number} {name}", both)).errors:
+                models[number] = both
+                break
+        else:
+            models.append(files)
+    assert len(models) < 20, "a server for each"
+    for number, files in enumerate(models):
+        directory = write(tmp_path / f"m{number}", files)
+        server = Server(directory, files["serving.properties"])
+        try:
+            assert "lmi: error: " not in server.wait_ready().log
+        finally:
+            server.stop()
