@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -17,15 +18,20 @@ import pytest
 import tokenizers
 from facts import raises, says
 from frozen_trials import frozen_trials
+from lmi_command import lmi
 from lora import write_adapter
+from serving import free_port
 from serving_properties import serving_properties
 
 from backends.base import Backend, ModelFiles
+from backends.vllm.arguments import QUANTIZATIONS
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.migration import vllm as migration
+from lmi_handlers.migration.command import MANY
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
@@ -130,6 +136,24 @@ def engine(smol: Smol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bac
     backend = smol.load("vllm", adapters, **options, max_rolling_batch_size=4)
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="module")
+def plain(smol: Smol) -> Iterator[Backend]:
+    """The model in float32 without adapters. Its files name an end outside the vocabulary."""
+    from backends.vllm.backend import VLLMBackend
+
+    ends = (*smol.tokenizer.eos_token_ids, smol.vocab_size + 5)
+    files = ModelFiles(path=smol.path, eos_token_ids=ends, vocab_size=smol.vocab_size)
+    backend = VLLMBackend.load(files, serving_properties(**EXACT, max_logprobs=-1), lambda phase: None)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(smol: Smol, tiny_llama: Path) -> Smol:
+    """The random checkpoint, whose tokenizer is the small model's."""
+    return Smol(tiny_llama, smol.tokenizer, smol.vocab_size)
 
 
 # Options
@@ -253,20 +277,49 @@ def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) ->
     assert not set(NO_EFFECT) & set(OURS)
 
 
-def test_files_that_name_an_end_outside_the_vocabulary(smol: Smol) -> None:
+def test_files_that_name_an_end_outside_the_vocabulary(smol: Smol, plain: Backend) -> None:
     """With `min_tokens` vLLM writes to the logits of all ends. `max_logprobs=-1` means as many as there are tokens."""
-    from backends.vllm.backend import VLLMBackend
+    assert plain.capabilities.max_logprobs == smol.vocab_size
+    name = smol.add(plain, "def f():", max_tokens=3, min_tokens=2, logprobs=100)
+    *_, last = smol.outputs(plain, name)[name]
+    assert last.error is None
 
-    ends = (*smol.tokenizer.eos_token_ids, smol.vocab_size + 5)
-    files = ModelFiles(path=smol.path, eos_token_ids=ends, vocab_size=smol.vocab_size)
-    backend = VLLMBackend.load(files, serving_properties(**EXACT, max_logprobs=-1), lambda phase: None)
-    try:
-        assert backend.capabilities.max_logprobs == smol.vocab_size
-        name = smol.add(backend, "def f():", max_tokens=3, min_tokens=2, logprobs=100)
-        *_, last = smol.outputs(backend, name)[name]
-        assert last.error is None
-    finally:
-        backend.close()
+
+def test_quantisations_are_those_of_vllm() -> None:
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    assert set(QUANTIZATIONS) == set(QUANTIZATION_METHODS)
+
+
+def test_every_flag_of_vllm_is_read_as_vllm_reads_it() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    engine_parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    engine = {option for action in engine_parser._actions for option in action.option_strings}
+    for action in make_arg_parser(FlexibleArgumentParser())._actions:
+        for option in {*action.option_strings} - {"-h", "--help"}:
+            name = migration._SHORT.get(option, option).lstrip("-")
+            assert migration.number_of_values(name) == (0 if action.nargs == 0 else MANY if action.nargs == "+" else 1)
+            plain = name.removeprefix("no-") if isinstance(action, argparse.BooleanOptionalAction) else name
+            is_known = option in engine or plain.replace("-", "_") in migration._MEANINGS
+            assert is_known, f"{option} is a flag of the HTTP server"
+
+
+def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
+    results = []
+    for name in ("block_size", "blok_size", "quantize"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "serving.properties").write_text(f"option.rolling_batch=vllm\noption.{name}=32\n")
+        results.append(lmi("check", "--model-dir", str(tmp_path / name), "--port", str(free_port())))
+    good, bad, unknown = results
+    assert good.exit_code == 0, good.stderr
+    assert "passed on to vllm" in good.stdout
+    assert bad.exit_code == 1
+    wanted = "option.blok_size: neither this server nor vLLM has this option; did you mean option.block_size?"
+    assert wanted in bad.stderr
+    assert "option.quantize has value '32': vLLM supports awq, " in unknown.stderr
 
 
 # Start-up errors
@@ -316,12 +369,12 @@ def test_start_up_error_is_one_line_with_the_option(
     assert len(message) < 600
 
 
-def test_adapter_that_does_not_fit_the_model(smol: Smol, tmp_path: Path) -> None:
-    folder = write_adapter(tmp_path / "wrong", 0.1)
+def test_adapter_that_does_not_fit_the_model(tiny: Smol, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "wrong", 0.1, layers=2, width=128)
     config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 64}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with raises(ConfigError, "option.enable_lora: wrong cannot loaded 64"):
-        smol.load("vllm", {"wrong": folder}, **EXACT, enable_lora=True, max_lora_rank=8)
+        tiny.load("vllm", {"wrong": folder}, **EXACT, enable_lora=True, max_lora_rank=8)
 
 
 # Sampling parameters
@@ -448,14 +501,13 @@ def test_value_that_vllm_rejects_is_an_invalid_request(smol: Smol, engine: Backe
 
 
 def test_bad_words(smol: Smol, engine: Backend) -> None:
-    free = smol.text(engine, PROMPTS[0])
-    assert "Paris" in free
-    assert "Paris" not in smol.text(engine, PROMPTS[0], bad_words=("Paris",))
+    assert "Paris" in smol.text(engine, PROMPTS[0], max_tokens=3)
+    assert "Paris" not in smol.text(engine, PROMPTS[0], max_tokens=3, bad_words=("Paris",))
 
 
 def test_allowed_token_ids(smol: Smol, engine: Backend) -> None:
     allowed = tuple(smol.tokenizer.encode("yes no"))
-    request_id = smol.add(engine, "x", allowed_token_ids=allowed, temperature=1.0, ignore_eos=True)
+    request_id = smol.add(engine, "x", allowed_token_ids=allowed, temperature=1.0, ignore_eos=True, max_tokens=8)
     generated = {token for output in smol.outputs(engine, request_id)[request_id] for token in output.token_ids}
     assert generated <= {*allowed, *smol.tokenizer.eos_token_ids}
 
@@ -503,8 +555,9 @@ def test_samples_match_vllms_own_n(smol: Smol, engine: Backend) -> None:
 
 def test_adapters_in_one_batch(smol: Smol, engine: Backend) -> None:
     assert engine.capabilities.adapters == ("loud", "still")
-    alone = smol.text(engine, PROMPTS[0])
-    ids = [smol.add(engine, PROMPTS[0], adapter=adapter) for adapter in (None, "loud", "still")]
+    short = {"max_tokens": 8}
+    alone = smol.text(engine, PROMPTS[0], **short)
+    ids = [smol.add(engine, PROMPTS[0], adapter=adapter, **short) for adapter in (None, "loud", "still")]
     outputs = smol.outputs(engine, *ids)
     base, loud, still = (smol.decode(outputs[request_id]) for request_id in ids)
     assert base == still == alone
@@ -591,8 +644,8 @@ def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
 
 
 def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
-    """12 prompts of 24 tokens in float32. Where the texts differ, the two candidates must be a tie."""
-    wanted: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": 2}
+    """12 prompts of 12 tokens in float32. Where the texts differ, the two candidates must be a tie."""
+    wanted: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 2}
 
     def generate(backend: Backend) -> list[list[TokenOutput]]:
         ids = [smol.add(backend, prompt, **wanted) for prompt in PROMPTS]
@@ -614,18 +667,17 @@ def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
     reference.close()
 
 
-def test_prompt_logprobs_match_transformers(smol: Smol) -> None:
+def test_prompt_logprobs_match_transformers(smol: Smol, plain: Backend) -> None:
     """In float32, for each prompt token and the five best tokens per position. Ties may be in any order."""
 
     def first_outputs(backend: Backend) -> list[TokenOutput]:
-        ids = [smol.add(backend, prompt, max_tokens=1, prompt_logprobs=5) for prompt in PROMPTS[:6]]
+        ids = [smol.add(backend, prompt, max_tokens=1, prompt_logprobs=5) for prompt in PROMPTS[:4]]
         outputs = smol.outputs(backend, *ids)
         return [outputs[request_id][0] for request_id in ids]
 
-    backend = smol.load("vllm", **EXACT)
     reference = smol.load("transformers", dtype="fp32", max_model_len=512)
-    assert "prompt_logprobs" not in backend.capabilities.unsupported
-    for ours, theirs in zip(first_outputs(backend), first_outputs(reference), strict=True):
+    assert "prompt_logprobs" not in plain.capabilities.unsupported
+    for ours, theirs in zip(first_outputs(plain), first_outputs(reference), strict=True):
         assert ours.prompt_logprobs is not None
         assert theirs.prompt_logprobs is not None
         assert len(theirs.prompt_top_logprobs or ()) == len(theirs.prompt_logprobs)
@@ -638,7 +690,6 @@ def test_prompt_logprobs_match_transformers(smol: Smol) -> None:
                 assert dict(one or ())[token] == pytest.approx(dict(other or ())[token], abs=1e-3)
             assert len(dict(one or ()).keys() - dict(other or ()).keys()) <= 1, "but for a tie, they are the same"
     reference.close()
-    backend.close()
 
 
 def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
@@ -647,17 +698,17 @@ def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
     assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())
 
 
-def test_speculation_and_preemptions_are_counted(smol: Smol) -> None:
+def test_speculation_and_preemptions_are_counted(tiny: Smol) -> None:
     """The cache has room for a few prompts, but not for their answers too, which repeat the prompt."""
     ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     extra = {"num_gpu_blocks_override": "8", "speculative_config": json.dumps(ngrams)}
-    backend = smol.load("vllm", **EXACT | {"extra": SMALL | extra})
-    ids = [smol.add(backend, f"{number} {PROMPTS[7] * 12}", max_tokens=120, ignore_eos=True) for number in range(6)]
+    backend = tiny.load("vllm", **EXACT | {"extra": SMALL | extra})
+    ids = [tiny.add(backend, f"{number} {PROMPTS[7] * 12}", max_tokens=120, ignore_eos=True) for number in range(6)]
     for _ in range(20):
         backend.step()
     backend.abort(ids[0])
     of_one = backend.counters
-    smol.outputs(backend, *ids[1:])
+    tiny.outputs(backend, *ids[1:])
     counters = backend.counters
     assert 0 < of_one.spec_decode_num_accepted_tokens <= of_one.spec_decode_num_draft_tokens <= 20 * 3
     assert of_one.spec_decode_num_draft_tokens < counters.spec_decode_num_draft_tokens

@@ -19,8 +19,6 @@ from lora import write_adapter
 from serving import Server, StartServer, free_port
 from waiting import Watch, wait_until
 
-from backends.vllm.arguments import QUANTIZATIONS
-
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.model, pytest.mark.timeout(900)]
 
 QUICK = (
@@ -152,38 +150,3 @@ def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path) -> None:
     assert len(errors) == 1
     assert errors[0].startswith("lmi: error: option.quantize has value 'foo': vLLM supports awq, ")
     assert "Traceback" not in ended.stderr
-
-
-CHECK_BOTH = """
-import json, sys
-from click.testing import CliRunner
-from lmi_handlers.commands.cli import main
-for folder in ("block_size", "blok_size", "quantize"):
-    result = CliRunner().invoke(main, ["check", "--model-dir", folder, "--port", sys.argv[1]])
-    told = {"exit_code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}
-    print(json.dumps(told), flush=True)
-"""
-"""In one process, because importing vLLM takes longest."""
-
-
-def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
-    for name in ("block_size", "blok_size", "quantize"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "serving.properties").write_text(f"option.rolling_batch=vllm\noption.{name}=32\n")
-    ended = subprocess.run(
-        [sys.executable, "-c", CHECK_BOTH, str(free_port())], capture_output=True, text=True, timeout=800, cwd=tmp_path
-    )
-    assert ended.returncode == 0, ended.stderr
-    good, bad, unknown = map(json.loads, ended.stdout.splitlines())
-    assert good["exit_code"] == 0, good["stderr"]
-    assert "passed on to vllm" in good["stdout"]
-    assert bad["exit_code"] == 1
-    says = "option.blok_size: neither this server nor vLLM has this option; did you mean option.block_size?"
-    assert says in bad["stderr"]
-    assert "option.quantize has value '32': vLLM supports awq, " in unknown["stderr"]
-
-
-def test_quantisations_are_those_of_vllm() -> None:
-    script = "from vllm.model_executor.layers import quantization; print(*quantization.QUANTIZATION_METHODS)"
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=800, check=True)
-    assert set(QUANTIZATIONS) == set(printed.stdout.split())

@@ -239,34 +239,6 @@ def test_every_flag_of_the_launcher_is_known() -> None:
         translate_tgi(f"text-generation-launcher --{flag}=1", OPTIONS)
 
 
-@pytest.mark.needs("vllm")
-def test_every_flag_of_vllm_is_read_as_vllm_reads_it() -> None:
-    """Runs in a process of its own, because vLLM's import is not meant for the tests'."""
-    script = """
-import argparse
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-from lmi_handlers.migration import vllm as migration
-from lmi_handlers.migration.command import MANY
-engine_parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-engine = {option for action in engine_parser._actions for option in action.option_strings}
-for action in make_arg_parser(FlexibleArgumentParser())._actions:
-    for option in action.option_strings:
-        if option in ("-h", "--help"):
-            continue
-        name = migration._SHORT.get(option, option).lstrip("-")
-        wanted = 0 if action.nargs == 0 else MANY if action.nargs == "+" else 1
-        if migration.number_of_values(name) != wanted:
-            print(option, "has", wanted, "values")
-        plain = name.removeprefix("no-") if isinstance(action, argparse.BooleanOptionalAction) else name
-        if option not in engine and plain.replace("-", "_") not in migration._MEANINGS:
-            print(option, "is a flag of the HTTP server")
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRON, check=True)
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
