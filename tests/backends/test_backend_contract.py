@@ -17,23 +17,16 @@ pytestmark = [
     pytest.mark.usefixtures("without_flask"),
 ]
 
-EXACT = "option.dtype=fp32\n"
-"""With integers, the tokens of a sequence may depend on the batch where two are almost equally likely."""
-
 
 class TestEcho(BackendContract):
     name = "echo"
 
 
-@pytest.mark.model
-@pytest.mark.long
-class TestOpenVino(BackendContract):
-    name = "openvino"
-    properties = EXACT
-
-
 class TinyModel(BackendContract):
-    """The contract on a random checkpoint. Agreement on the real model: test_greedy_equality and test_vllm."""
+    """The contract on a random checkpoint. Agreement on the real model: test_greedy_equality and test_vllm.
+
+    Integers are not exact: tokens of a sequence may depend on the batch where two are almost equally likely.
+    """
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -60,13 +53,7 @@ class TestOpenVinoTinyModel(TinyModel):
 class TestOpenVinoSmallCache(TestOpenVinoTinyModel):
     """Five blocks of 32 tokens: sequences are preempted all the time."""
 
-    properties = f"{EXACT}option.kv_cache_memory_bytes=160K\noption.prompt_lookup_num_tokens=4"
-
-
-@pytest.mark.model
-@pytest.mark.long
-class TestOpenVinoInt4(TestOpenVinoTinyModel):
-    properties = f"{EXACT}option.quantize=int4"
+    properties = "option.dtype=fp32\noption.kv_cache_memory_bytes=160K\noption.prompt_lookup_num_tokens=4"
 
 
 @pytest.mark.model

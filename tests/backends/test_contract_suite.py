@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from broken_backends import DEFECTS, Broken
@@ -43,3 +45,23 @@ def test_defect_is_found_by_its_check(failures: Failures, defect: type[Broken]) 
 def test_each_check_finds_a_defect() -> None:
     checks = {name for name in vars(BackendContract) if name.startswith("test_")}
     assert checks == {defect.found_by for defect in DEFECTS}
+
+
+FOR_GGUF_FILES = """
+from lmi_handlers.testing import BackendContract
+
+class TestOpenVino(BackendContract):
+    name = "openvino"
+    properties = "option.dtype=fp32"
+"""
+
+
+@pytest.mark.model
+@pytest.mark.long
+def test_a_backend_that_takes_gguf_files_is_checked_with_the_default_model(tmp_path: Path) -> None:
+    """Two checks are enough: they are the same for any model."""
+    (tmp_path / "test_openvino.py").write_text(FOR_GGUF_FILES)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "declaration or max_tokens"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^[3-9] passed", done.stdout, re.MULTILINE), done.stdout
