@@ -37,6 +37,9 @@ FIRST = (
 )
 """Groups that take longer than their number of tests tells, the longest first. One that began last would run alone."""
 
+_OF_SERVERS = ("test_vllm_server.py", "test_remote_engines.py")
+"""Modules of tests/backends that do not load vLLM into the test process."""
+
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     """Gives each test process a group at a time. (The groups of pytest-xdist 3.8 are lost with pytest 9.2.)"""
@@ -58,7 +61,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # has no types
         if "ray_serve" in path:
             return "ray"
         if "vllm" in nodeid.lower():
-            return "vllm library" if "backends" in path else "vllm server"
+            is_server = "backends" not in path or path.endswith(_OF_SERVERS)
+            return "vllm server" if is_server else "vllm library"
         return "model server" if "[scheduler" in nodeid else path
 
 

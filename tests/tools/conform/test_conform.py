@@ -1,24 +1,19 @@
-"""`lmi conform` against this server, and against servers that are broken on purpose."""
+"""`lmi conform` against this server, and against servers that are broken on purpose. `vllm serve`: test_remote_engines."""
 
 from __future__ import annotations
 
 import json
-import re
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conforming import conform, differences
 from facts import says
 from lmi_command import lmi
-from paths import ROOT
-from serving import API_KEY, Server, StartServer, free_port
-
-from lmi_handlers.tools.conform.apis import APIS
+from serving import API_KEY, Server, StartServer
 
 DIFFERENT = {
     "tgi: malformed bodies": "errors are JSON here, as TGI's clients expect; TGI's are plain text",
@@ -30,24 +25,6 @@ DIFFERENT = {
 """Features in which this server differs on purpose. docs/conform.md has the reasons, too."""
 
 ON_ANY_SERVER = ("lmi", "tgi", "openai", "openai-responses", "anthropic", "aleph-alpha", "sagemaker")
-
-
-def conform(url: str, *apis: str, tmp_path: Path, timeout: float = 60, **options: Any) -> tuple[int, dict[str, Any]]:
-    """Run `lmi conform`, and return its exit status and what it has found."""
-    file = tmp_path / "found.json"
-    result = lmi("conform", url, "--api", ",".join(apis), "--json", str(file), "--timeout", str(timeout), **options)
-    found: dict[str, Any] = json.loads(file.read_text())
-    return result.exit_code, found
-
-
-def differences(found: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the vectors that were not answered as by the reference, by feature."""
-    return {
-        f"{name}: {feature['feature']}": wrong
-        for name, api in found["apis"].items()
-        for feature in api["features"]
-        if (wrong := [case for case in feature["cases"] if case["verdict"] != "conforms"])
-    }
 
 
 def check_ours(url: str, *apis: str, tmp_path: Path) -> None:
@@ -80,38 +57,8 @@ def test_this_server_in_teis_place(start_server: StartServer, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_this_server_with_a_real_model(model_server: Server, tmp_path: Path) -> None:
-    check_ours(model_server.url, *ON_ANY_SERVER, tmp_path=tmp_path)
-
-
-@pytest.fixture(scope="module")
-def vllm_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real `vllm serve`, on the random checkpoint."""
-    port = free_port()
-    command = [sys.executable, str(ROOT / "benchmarks" / "peer_vllm.py"), "serve", str(tiny_llama)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    template = tmp_path_factory.mktemp("template") / "chat.jinja"
-    template.write_text("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
-    command += ["--kv-cache-memory-bytes", str(2**28), "--chat-template", str(template)]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    server = Server(tmp_path_factory.mktemp("vllm") / "serve", "", command=command, port=port)
-    yield server.wait_ready()
-    server.process.terminate()  # it does not know SIGQUIT
-    server.process.wait(120)
-
-
-@pytest.mark.long
-@pytest.mark.needs("vllm")
-@pytest.mark.timeout(900)
-def test_vllm_serve(vllm_server: Server, tmp_path: Path) -> None:
-    """The page has a table of what it speaks."""
-    _, found = conform(vllm_server.url, *APIS, tmp_path=tmp_path)
-    counted = {
-        name: (sum(feature["verdict"] == "conforms" for feature in api["features"]), len(api["features"]))
-        for name, api in found["apis"].items()
-    }
-    table = re.findall(r"^\| `([\w-]+)` \| (\d+) of (\d+) \|", (ROOT / "docs" / "conform.md").read_text(), re.MULTILINE)
-    assert {name: (int(some), int(every)) for name, some, every in table} == counted, json.dumps(differences(found))
+def test_this_server_with_a_real_model(model_server_once: Server, tmp_path: Path) -> None:
+    check_ours(model_server_once.url, *ON_ANY_SERVER, tmp_path=tmp_path)
 
 
 def test_accepted_differences_do_not_count(echo_server: Server) -> None:
