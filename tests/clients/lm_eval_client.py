@@ -40,11 +40,8 @@ def calls(task: Task) -> Calls:
     chat = {"base_url": f"{task.model}/v1/chat/completions"}
     return {
         "facts_choice.token_ids": lambda: evaluate("facts_choice", "local-completions", **token_ids),
-        "facts_choice.texts": lambda: evaluate("facts_choice", "local-completions", **texts),
-        "facts_rolling.token_ids": lambda: evaluate("facts_rolling", "local-completions", **token_ids),
         "facts_rolling.texts": lambda: evaluate("facts_rolling", "local-completions", **texts),
         "facts_answer.token_ids": lambda: evaluate("facts_answer", "local-completions", num_fewshot=2, **token_ids),
-        "facts_answer.texts": lambda: evaluate("facts_answer", "local-completions", num_fewshot=2, **texts),
         "facts_answer.chat": lambda: evaluate(
             "facts_answer", "local-chat-completions", chat=True, num_fewshot=2, **chat
         ),
