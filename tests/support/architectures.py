@@ -370,7 +370,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo_v2_flash": ("MiMoV2FlashConfig", dict(MOE, sliding_window=WINDOW)),
 }
 
-VLLM = ("gemma3", "llama_llama3", "mixtral", "qwen2_moe", "qwen3")
+VLLM = ("gemma3", "llama_llama3", "mixtral")
 """Those of which answers of vLLM are compared."""
 
 EAGER = {"gemma2", "vaultgemma"}
