@@ -206,7 +206,7 @@ def test_third_partys_errors_of_the_router(server: Server) -> None:
 
 def test_third_partys_route_is_in_the_document(server: Server) -> None:
     document = requests.get(f"{server.url}/openapi.json", timeout=60).json()
-    validate(document)
+    validate(document | {"paths": {"/say": document["paths"]["/say"]}})
     operation = document["paths"]["/say"]["post"]
     assert operation["operationId"] == "say"
     assert document["components"]["schemas"]["SayBody"]["properties"]["tokens"]["minimum"] == 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ MAMBA: dict[str, dict[str, Any]] = {
     "low": {"r": 2, "target_modules": ["in_proj"]},
     "high": {"r": 4, "target_modules": ["x_proj", "in_proj"]},
 }
+CONFIGS_OF = {"llama": ADAPTERS, "qwen3": ADAPTERS, "gpt2": GPT2, "mamba": MAMBA}
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +53,23 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def llama_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return train("llama", ADAPTERS, tmp_path_factory.mktemp("adapters"))
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
+    """Gives the adapters of a model, which are trained once."""
+
+    @functools.cache
+    def train(model_name: str) -> dict[str, Path]:
+        model, folder = make_model(model_name), tmp_path_factory.mktemp("adapters")
+        return {
+            name: train_adapter(model, folder / name, seed, **config)
+            for seed, (name, config) in enumerate(CONFIGS_OF[model_name].items())
+        }
+
+    return train
 
 
-def train(model_name: str, configs: dict[str, dict[str, Any]], folder: Path) -> dict[str, Path]:
-    model = make_model(model_name)
-    return {
-        name: train_adapter(model, folder / name, seed, **config) for seed, (name, config) in enumerate(configs.items())
-    }
+@pytest.fixture(scope="module")
+def llama_adapters(trained: Callable[[str], dict[str, Path]]) -> dict[str, Path]:
+    return trained("llama")
 
 
 def make_backend(model_name: str, adapters: dict[str, Path], **options: Any) -> TransformersBackend:
@@ -91,6 +101,11 @@ def generate(
 
 
 def peft_answer(model_name: str, folder: Path | None, prompt: list[int]) -> list[int]:
+    return _peft_answer(model_name, folder, tuple(prompt))
+
+
+@functools.cache
+def _peft_answer(model_name: str, folder: Path | None, prompt: tuple[int, ...]) -> list[int]:
     from peft import PeftModel
 
     model = make_model(model_name)
@@ -113,28 +128,27 @@ def prompt_of(number: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("model_name", "configs", "options"),
+    ("model_name", "options"),
     [
-        ("llama", ADAPTERS, {}),
-        ("llama", ADAPTERS, {"max_prefill_tokens": 5, "prompt_lookup_num_tokens": 4}),
-        ("llama", ADAPTERS, {"max_loras": 1}),
-        ("gpt2", GPT2, {}),
-        pytest.param("mamba", MAMBA, {}, marks=pytest.mark.long),
-        pytest.param("qwen3", ADAPTERS, {"max_batch_size": 3}, marks=pytest.mark.long),
+        ("llama", {}),
+        ("llama", {"max_prefill_tokens": 5, "prompt_lookup_num_tokens": 4}),
+        ("llama", {"max_loras": 1}),
+        ("gpt2", {}),
+        pytest.param("mamba", {}, marks=pytest.mark.long),
+        pytest.param("qwen3", {"max_batch_size": 3}, marks=pytest.mark.long),
     ],
 )
 def test_adapters_and_the_model_in_one_batch(
-    model_name: str, configs: dict[str, dict[str, Any]], options: dict[str, Any], tmp_path: Path
+    model_name: str, options: dict[str, Any], trained: Callable[[str], dict[str, Path]]
 ) -> None:
     """Each answer equals peft's own, and that of the same request alone. The prompts are equal, so no cache may mix them."""
-    adapters = train(model_name, configs, tmp_path)
+    adapters = trained(model_name)
     backend = make_backend(model_name, adapters, **options)
     requests = [(name, prompt_of(n, 20 + 17 * n)) for n in (0, 1) for name in (None, *adapters)]
     together = generate(backend, requests)
     assert together == [peft_answer(model_name, adapters.get(name or ""), prompt) for name, prompt in requests]
     assert len({tuple(answer) for answer in together}) == len(requests), "an adapter changes nothing"
     assert together == [generate(backend, [request])[0] for request in requests]
-    assert together == [generate(make_backend(model_name, adapters), [request])[0] for request in requests]
 
 
 def test_adapters_out_of_memory_are_read_again(llama_adapters: dict[str, Path], tmp_path: Path) -> None:

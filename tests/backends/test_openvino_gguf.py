@@ -45,7 +45,7 @@ def type_of(name: str) -> Any:
 @pytest.mark.model
 def test_weights_are_those_of_the_file(default_model: Path, tmp_path: Path) -> None:
     source = tmp_path / "mixed.gguf"
-    write_mixed_gguf(default_model, source, 2, type_of)
+    write_mixed_gguf(default_model, source, 2, type_of, vocab_size=1000)
     phases: list[str] = []
     (folder := tmp_path / "converted").mkdir()
     convert_gguf(source, folder, phases.append)
@@ -77,7 +77,7 @@ def _computed(core: openvino.Core, output: Any) -> npt.NDArray[np.float32] | Non
 @pytest.mark.model
 def test_types_that_openvino_cannot_read_are_rejected(default_model: Path, tmp_path: Path) -> None:
     source = tmp_path / "q5.gguf"
-    write_mixed_gguf(default_model, source, 1, lambda name: Q.Q5_0)
+    write_mixed_gguf(default_model, source, 1, lambda name: Q.Q5_0, vocab_size=1000)
     (folder := tmp_path / "converted").mkdir()
     with raises(ConfigError, "option.model_id: OpenVINO q5.gguf"):
         convert_gguf(source, folder, lambda phase: None)

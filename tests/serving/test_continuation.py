@@ -281,8 +281,14 @@ def answer(name: str, tokenizer: Tokenizer, cuts: Sequence[int], *, stream: Sequ
         start = end
 
 
+@cache
+def never_cut(name: str, tokenizer: Tokenizer, *, stream: bool) -> Shown:
+    (whole,) = answer(name, tokenizer, (), stream=[stream])
+    return whole
+
+
 def check_cuts(name: str, tokenizer: Tokenizer, cuts: Sequence[int], *, stream: Sequence[bool]) -> None:
-    (whole,) = answer(name, tokenizer, (), stream=stream[:1])
+    whole = never_cut(name, tokenizer, stream=stream[0])
     assert any(whole.content)
     parts = [*answer(name, tokenizer, cuts, stream=stream)]
     got, expected = joined(parts), whole.content

@@ -14,6 +14,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TOKENS = ("<unk>", "<s>", "</s>", *"abcdefgh", "ab")
 
 
+def merges_within(tokens: Sequence[str], merges: Sequence[str]) -> list[str]:
+    """The merges of a vocabulary that a part of its tokens needs and makes."""
+    known = set(tokens)
+    return [merge for merge in merges if known.issuperset((*merge.split(" "), merge.replace(" ", "")))]
+
+
 def make_gguf(
     file: Path,
     architecture: str = "llama",

@@ -8,20 +8,32 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_files import merges_within
 
 Q = gguf.GGMLQuantizationType
 
 
-def write_mixed_gguf(source: Path, target: Path, num_layers: int, type_of: Callable[[str], Any]) -> None:
+def write_mixed_gguf(
+    source: Path, target: Path, num_layers: int, type_of: Callable[[str], Any], *, vocab_size: int = 1 << 30
+) -> None:
     """Copy the first layers of `source`, a Llama model, with matrices of the types that `type_of` returns for their names.
 
-    Matrices of K types, which `gguf` cannot write, get random weights. In one of them some groups have a scale of 0.
+    Of the vocabulary, the first tokens are copied. Matrices of K types, which `gguf` cannot write, get random weights. In
+    one of them some groups have a scale of 0.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()[:vocab_size]
+    changed = {
+        "llama.block_count": num_layers,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": reader.fields["tokenizer.ggml.token_type"].contents()[:vocab_size],
+        "tokenizer.ggml.merges": merges_within(tokens, reader.fields["tokenizer.ggml.merges"].contents()),
+    }
     for field in reader.fields.values():
         if not field.name.startswith(("GGUF.", "general.architecture")):
-            value = num_layers if field.name == "llama.block_count" else field.contents()
+            value = changed[field.name] if field.name in changed else field.contents()
             sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(field.name, value, field.types[0], sub_type=sub_type)
     random = np.random.default_rng(0)
@@ -29,7 +41,8 @@ def write_mixed_gguf(source: Path, target: Path, num_layers: int, type_of: Calla
         layer = tensor.name.removeprefix("blk.").partition(".")[0]
         if layer.isdecimal() and int(layer) >= num_layers:
             continue
-        weights = gguf.dequantize(tensor.data, tensor.tensor_type)
+        data = tensor.data[:vocab_size] if tensor.name == "token_embd.weight" else tensor.data
+        weights = gguf.dequantize(data, tensor.tensor_type)
         kind = Q.F32 if weights.ndim == 1 else type_of(tensor.name)
         is_k = kind in (Q.Q4_K, Q.Q6_K)
         data = _random_k_blocks(random, kind, weights.shape) if is_k else gguf.quantize(weights, kind)

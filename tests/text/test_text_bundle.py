@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import (
     TextBundle,
     build_byte_bundle,
@@ -37,10 +40,13 @@ def smollm2_dir() -> Path:
 
 
 @pytest.fixture(scope="module")
-def auto_tokenizer(smollm2_dir: Path) -> Any:
+def auto_tokenizer() -> Any:
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(smollm2_dir, gguf_file=GGUF_FILE)
+    folder = resolve_model(
+        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda phase: None
+    )
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
