@@ -26,9 +26,9 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def expected(model_server: Server) -> dict[str, Any]:
+def expected(model_server_once: Server) -> dict[str, Any]:
     """The answer to the same chat over plain HTTP."""
-    return chat(model_server)
+    return chat(model_server_once)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def stop(expected: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def client(
-    model_server: Server, echo: Server, stop: str, tmp_path_factory: pytest.TempPathFactory
+    model_server_once: Server, echo: Server, stop: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Outcomes]:
     with full_server(tmp_path_factory.mktemp("full") / "m") as full:
-        run = runner(model=model_server.url, echo=echo.url, full=full.url, stop=stop)
+        run = runner(model=model_server_once.url, echo=echo.url, full=full.url, stop=stop)
         yield run("anthropic_client.py", CLIENTS_PYTHON)
 
 

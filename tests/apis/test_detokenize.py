@@ -24,10 +24,10 @@ def test_the_text_of_tokens(echo_server: Server, tokens: list[int], text: str) -
     assert (answer.status_code, answer.text) == (200, f'{{"prompt":"{text}"}}')
 
 
-def test_tokenize_and_back(model_server: Server) -> None:
+def test_tokenize_and_back(model_server_once: Server) -> None:
     text = "Grüße, 日本 🙂!"
-    spans = model_server.invoke({"inputs": text}, path="/tokenize").json()
-    answer = model_server.invoke({"tokens": [span["id"] for span in spans]}, path="/detokenize")
+    spans = model_server_once.invoke({"inputs": text}, path="/tokenize").json()
+    answer = model_server_once.invoke({"tokens": [span["id"] for span in spans]}, path="/detokenize")
     assert answer.json() == {"prompt": text}
 
 
@@ -55,15 +55,15 @@ def test_vllms_prompt(echo_server: Server) -> None:
     assert answer.text == f'{{"count":2,"max_model_len":{count},"tokens":[72,105],"token_strs":null}}'
 
 
-def test_vllms_conversation(model_server: Server) -> None:
+def test_vllms_conversation(model_server_once: Server) -> None:
     messages = [{"role": "user", "content": "Grüße"}]
     asked = {"messages": messages, "return_token_strs": True}
-    answer = model_server.invoke(asked, path="/tokenize").json()
-    spans = model_server.invoke({"messages": messages}, path="/chat_tokenize").json()["tokenize_response"]
+    answer = model_server_once.invoke(asked, path="/tokenize").json()
+    spans = model_server_once.invoke({"messages": messages}, path="/chat_tokenize").json()["tokenize_response"]
     assert answer["tokens"] == [span["id"] for span in spans]
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["token_strs"][0] == "<|im_start|>"
-    without = model_server.invoke(asked | {"add_generation_prompt": False}, path="/tokenize").json()
+    without = model_server_once.invoke(asked | {"add_generation_prompt": False}, path="/tokenize").json()
     assert without["tokens"] == answer["tokens"][: without["count"]]
     assert without["count"] < answer["count"]
 

@@ -13,10 +13,15 @@ from typing import Any
 import jsonschema
 import pytest
 import requests
+import starts
 from byte_model import write_byte_model
 from server_sent_events import json_chunks
 from serving import Server, StartServer
+from starts import Both, write
 from tokenizers import Tokenizer
+
+environ = starts.environ
+both = starts.both
 
 USER = {"role": "user", "content": "hi"}
 
@@ -218,15 +223,15 @@ def test_failure_during_a_stream_is_an_event(echo_server: Server) -> None:
     assert (before.status_code, before.json()["error"]["type"]) == (500, "server_error")
 
 
-# The real model, on each engine
+# The real model, and what depends on the engine on each
 
 
-def test_chat_is_a_completion_of_the_rendered_template(model_server: Server) -> None:
+def test_chat_is_a_completion_of_the_rendered_template(model_server_once: Server) -> None:
     """The answer is the same as that of a text completion of the rendered template."""
-    said = choice(chat(model_server, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2))
+    said = choice(chat(model_server_once, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2))
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    written = choice(completion(model_server, prompt=prompt, temperature=0, max_tokens=12, logprobs=2))
+    written = choice(completion(model_server_once, prompt=prompt, temperature=0, max_tokens=12, logprobs=2))
     assert said["message"]["content"] == written["text"]
     content = said["logprobs"]["content"]
     assert [item["logprob"] for item in content] == pytest.approx(written["logprobs"]["token_logprobs"], abs=1e-3)
@@ -238,10 +243,10 @@ def test_chat_is_a_completion_of_the_rendered_template(model_server: Server) -> 
         assert best["logprob"] >= second["logprob"]
 
 
-def test_stream_and_document_agree(model_server: Server) -> None:
+def test_stream_and_document_agree(model_server_once: Server) -> None:
     options: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "n": 2, "stop": [" the"]}
-    whole = chat(model_server, **options).json()["choices"]
-    parts = chunks(chat(model_server, stream=True, **options))
+    whole = chat(model_server_once, **options).json()["choices"]
+    parts = chunks(chat(model_server_once, stream=True, **options))
     for index in range(2):
         streamed = message(parts, index)
         assert streamed["content"] == whole[index]["message"]["content"]
@@ -249,10 +254,10 @@ def test_stream_and_document_agree(model_server: Server) -> None:
     assert whole[0]["message"] != whole[1]["message"]
 
 
-def test_final_assistant_message_is_continued(model_server: Server) -> None:
+def test_final_assistant_message_is_continued(model_server_once: Server) -> None:
     begun = {"role": "assistant", "content": "The capital of France is"}
     messages = [{"role": "user", "content": "What is the capital of France?"}, begun]
-    said = choice(chat(model_server, messages=messages, temperature=0, max_tokens=6))
+    said = choice(chat(model_server_once, messages=messages, temperature=0, max_tokens=6))
     assert said["message"]["content"].startswith(" Paris")
 
 
@@ -366,25 +371,25 @@ def test_constrained_answers_are_valid(model_server: Server) -> None:
             assert_valid(said)
 
 
-def test_stream_and_document_of_a_constrained_answer_agree(model_server: Server) -> None:
+def test_stream_and_document_of_a_constrained_answer_agree(model_server_once: Server) -> None:
     """One request of each kind."""
     for number in range(3):
         body = forced(number)
-        assert message(chunks(chat(model_server, stream=True, **body))) == whole(chat(model_server, **body))
+        assert message(chunks(chat(model_server_once, stream=True, **body))) == whole(chat(model_server_once, **body))
 
 
-def test_tools_with_a_model_without_tool_support(model_server: Server) -> None:
+def test_tools_with_a_model_without_tool_support(model_server_once: Server) -> None:
     """This model's template does not render tools. They are appended to the last message, so the prompt has more tokens."""
-    plain = chat(model_server, max_tokens=1).json()["usage"]["prompt_tokens"]
-    told = chat(model_server, max_tokens=1, tools=[WEATHER]).json()["usage"]["prompt_tokens"]
-    unsaid = chat(model_server, max_tokens=1, tools=[WEATHER], tool_choice="none").json()["usage"]["prompt_tokens"]
+    plain = chat(model_server_once, max_tokens=1).json()["usage"]["prompt_tokens"]
+    told = chat(model_server_once, max_tokens=1, tools=[WEATHER]).json()["usage"]["prompt_tokens"]
+    unsaid = chat(model_server_once, max_tokens=1, tools=[WEATHER], tool_choice="none").json()["usage"]["prompt_tokens"]
     assert told > plain + 40
     assert unsaid == plain
 
 
-def test_invalid_schema_does_not_affect_other_requests(model_server: Server) -> None:
+def test_invalid_schema_does_not_affect_other_requests(model_server_once: Server) -> None:
     schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
-    refused = chat(model_server, response_format={"type": "json_schema", "json_schema": schema})
+    refused = chat(model_server_once, response_format={"type": "json_schema", "json_schema": schema})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == "response_format"
 
@@ -444,12 +449,15 @@ def test_server_can_set_the_template(start_server: StartServer, tmp_path: Path) 
     assert choice(chat(server, messages=messages))["message"].get("tool_calls") is None
 
 
-@pytest.mark.long
-def test_invalid_template_or_parser_stops_the_server(start_server: StartServer) -> None:
-    for option, cause in (
+@pytest.mark.usefixtures("environ")
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
         ("chat_template=nowhere.jinja", "option.chat_template=nowhere.jinja is neither"),
         ("tool_call_parser=nonsense", "unknown option.tool_call_parser 'nonsense'"),
-    ):
-        server = start_server(f"option.rolling_batch=echo\noption.{option}\n", ready=False)
-        assert server.process.wait(120) == 1
-        assert cause in server.log
+    ],
+)
+def test_invalid_template_or_parser_stops_the_server(both: Both, tmp_path: Path, option: str, cause: str) -> None:
+    ended = both(write(tmp_path / "m", {"serving.properties": f"option.rolling_batch=echo\noption.{option}\n"}))
+    assert ended.status == 1
+    assert cause in ended.text

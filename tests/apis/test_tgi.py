@@ -156,9 +156,9 @@ def test_tokenize_does_not_block_the_worker(echo_server: Server) -> None:
         assert int(given[1]) == pytest.approx(100_000, rel=0.01)
 
 
-def test_tokenize_spans_add_up(model_server: Server) -> None:
+def test_tokenize_spans_add_up(model_server_once: Server) -> None:
     text = "Grüße, 日本 🙂!"
-    spans = model_server.invoke({"inputs": text}, path="/tokenize").json()
+    spans = model_server_once.invoke({"inputs": text}, path="/tokenize").json()
     for span in spans:
         assert text.encode()[span["start"] : span["stop"]].decode() == span["text"]
     assert {byte for span in spans for byte in range(span["start"], span["stop"])} == set(range(len(text.encode())))
@@ -230,11 +230,11 @@ def test_ignored_fields_are_named(echo_server: Server) -> None:
 
 
 @pytest.mark.model
-def test_stop_string_inside_a_token_stays_in_the_text(model_server: Server) -> None:
-    whole = post(model_server, "/generate", "Once upon a time", max_new_tokens=12, details=True).json()
+def test_stop_string_inside_a_token_stays_in_the_text(model_server_once: Server) -> None:
+    whole = post(model_server_once, "/generate", "Once upon a time", max_new_tokens=12, details=True).json()
     word = next(token["text"] for token in whole["details"]["tokens"][2:] if len(token["text"].strip()) > 3)
     stop = word.strip()[:-1]
-    cut = post(model_server, "/generate", "Once upon a time", max_new_tokens=12, details=True, stop=[stop]).json()
+    cut = post(model_server_once, "/generate", "Once upon a time", max_new_tokens=12, details=True, stop=[stop]).json()
     assert cut["details"]["finish_reason"] == "stop_sequence"
     assert cut["generated_text"].endswith(stop)
     assert whole["generated_text"].startswith(cut["generated_text"])
@@ -242,19 +242,19 @@ def test_stop_string_inside_a_token_stays_in_the_text(model_server: Server) -> N
 
 
 @pytest.mark.model
-def test_the_reported_seed_reproduces_the_text(model_server: Server) -> None:
+def test_the_reported_seed_reproduces_the_text(model_server_once: Server) -> None:
     asked = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 16, "details": True}
-    first = post(model_server, "/generate", "My favourite", **asked).json()
-    again = post(model_server, "/generate", "My favourite", **asked, seed=first["details"]["seed"]).json()
+    first = post(model_server_once, "/generate", "My favourite", **asked).json()
+    again = post(model_server_once, "/generate", "My favourite", **asked, seed=first["details"]["seed"]).json()
     assert again == first
-    other = post(model_server, "/generate", "My favourite", **asked).json()
+    other = post(model_server_once, "/generate", "My favourite", **asked).json()
     assert other["details"]["seed"] != first["details"]["seed"]
 
 
 @pytest.mark.model
-def test_best_of_shows_the_most_probable_first(model_server: Server) -> None:
+def test_best_of_shows_the_most_probable_first(model_server_once: Server) -> None:
     asked = {"do_sample": True, "best_of": 2, "max_new_tokens": 8, "details": True, "temperature": 1.2}
-    details = post(model_server, "/generate", "My favourite", **asked).json()["details"]
+    details = post(model_server_once, "/generate", "My favourite", **asked).json()["details"]
     [other] = details["best_of_sequences"]
     assert mean_logprob(details) >= mean_logprob(other)
     assert details["seed"] != other["seed"]
@@ -266,18 +266,18 @@ def mean_logprob(details: dict[str, Any]) -> float:
 
 
 @pytest.mark.model
-def test_prompt_tokens_and_truncate(model_server: Server) -> None:
+def test_prompt_tokens_and_truncate(model_server_once: Server) -> None:
     prompt = "The capital of France is"
     asked = {"max_new_tokens": 1, "decoder_input_details": True, "truncate": 3}
-    prefill = post(model_server, "/generate", prompt, **asked).json()["details"]["prefill"]
+    prefill = post(model_server_once, "/generate", prompt, **asked).json()["details"]["prefill"]
     assert [token["text"] for token in prefill] == [" of", " France", " is"]
     assert prefill[0]["logprob"] is None
     assert all(token["logprob"] < 0 for token in prefill[1:])
 
 
 @pytest.mark.model
-def test_unknown_adapter(model_server: Server) -> None:
-    answer = model_server.invoke({"inputs": "a", "parameters": {"adapter_id": "french"}}, path="/generate")
+def test_unknown_adapter(model_server_once: Server) -> None:
+    answer = model_server_once.invoke({"inputs": "a", "parameters": {"adapter_id": "french"}}, path="/generate")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
     assert "adapter_id" in answer.json()["error"]
 

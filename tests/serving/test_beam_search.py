@@ -280,14 +280,7 @@ def real_model() -> RealModel:
         ("goes on", 2, 0.5, False),
         *(
             pytest.param(*others, marks=pytest.mark.long)
-            for others in (
-                ("ends", 2, 0.5, False),
-                ("ends", 4, 1.0, False),
-                ("ends", 4, 2.0, False),
-                ("goes on", 3, 1.0, True),
-                ("goes on", 4, 1.0, False),
-                ("goes on", 4, 2.0, False),
-            )
+            for others in (("ends", 4, 2.0, False), ("goes on", 4, 1.0, False))
         ),
     ],
 )

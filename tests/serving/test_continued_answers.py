@@ -247,9 +247,9 @@ def test_an_input_formatter_need_not_know_the_token(tmp_path: Path, start_server
 
 @pytest.mark.long
 def test_a_long_answer_passes_a_short_time_limit(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an answer of 20 minutes passes SageMaker's limit of 60 seconds: 40 seconds in parts of 4."""
-    slow = f"{OPTIONS}option.echo_tokens_per_second=10\noption.response_deadline=4\noption.stream_deadline=4\n"
-    server = start_server(f"{slow}option.predict_timeout=8\n", "--local-runtime")
+    """As an answer of 20 minutes passes SageMaker's limit of 60 seconds: 12 seconds in parts of one."""
+    slow = f"{OPTIONS}option.echo_tokens_per_second=20\noption.response_deadline=1\noption.stream_deadline=1\n"
+    server = start_server(f"{slow}option.predict_timeout=3\n", "--local-runtime")
     for name, value in {
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": server.url,
         "AWS_REGION": "us-east-1",
@@ -257,7 +257,7 @@ def test_a_long_answer_passes_a_short_time_limit(start_server: StartServer, monk
         "AWS_SECRET_ACCESS_KEY": "local",
     }.items():
         monkeypatch.setenv(name, value)
-    text = "".join(f"word {number} " for number in range(50))
+    text = "".join(f"word {number} " for number in range(30))
     data = json.dumps({"inputs": text, "parameters": {"max_new_tokens": 1000}})
     result = lmi("invoke", "--endpoint-name", "m", data)
     assert (result.exit_code, result.stdout) == (0, f"{text}\n")
@@ -300,12 +300,12 @@ def test_engines_continue_at_any_token(engine: str, tiny_llama: Path, start_serv
     """Greedy answers, cut wherever the deadline happens to pass. With seeds, rounding may decide: engines' own tests compare."""
     model = f"option.model_id={tiny_llama}\noption.rolling_batch={engine}\noption.dtype=fp32\n"
     properties = f"{model}option.served_model_name=m\noption.max_rolling_batch_size=8\n"
-    deadlines = "option.response_deadline=0.5\noption.stream_deadline=0.5\n"
+    deadlines = "option.response_deadline=0.2\noption.stream_deadline=0.2\n"
     cutting = start_server(properties + deadlines, environ=KEY)
     whole = start_server(properties, environ=KEY)
     bodies = [
-        {"inputs": f"Text {number}", "stream": number % 2 == 0, "parameters": {"max_new_tokens": 400, **parameters}}
-        for number in range(4)
+        {"inputs": f"Text {number}", "stream": number % 2 == 0, "parameters": {"max_new_tokens": 150, **parameters}}
+        for number in range(2)
         for parameters in (
             {"ignore_eos_token": True},
             {"frequency_penalty": 0.5, "ignore_eos_token": True},

@@ -276,8 +276,8 @@ def test_a_default_model_that_is_not_installed_is_an_error(
 
 
 @pytest.mark.model
-def test_all_routes_use_the_default_models_name(model_server: Server) -> None:
-    server = model_server
+def test_all_routes_use_the_default_models_name(model_server_once: Server) -> None:
+    server = model_server_once
     assert list(server.ping().json()) == [DEFAULT_MODEL_NAME]
     body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
     assert server.invoke(body, path=f"/predictions/{DEFAULT_MODEL_NAME}").status_code == 200
