@@ -29,6 +29,7 @@ from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
+from lmi_handlers.testing.driver import Driver, tokens
 
 
 def ignore(phase: str) -> None:
@@ -128,11 +129,20 @@ def load(file: Path, method: str | None, cache: Path) -> tuple[OpenVinoBackend, 
     return backend, (set(folder.glob("openvino-*/")) - before).pop() / MODEL_NAME
 
 
+def assert_same_in_a_batch(backend: OpenVinoBackend) -> None:
+    driver = Driver(backend, eos_token_ids=(2,), patience=60)
+    prompts = [[3, 4, 11, 5], [6, 7], [8, 3, 9, 10, 11, 4, 4]]
+    alone = [tokens(driver.generate(prompt)) for prompt in prompts]
+    together = driver.finish(*[driver.add(prompt) for prompt in prompts])
+    assert [tokens(outputs) for outputs in together] == alone
+
+
 def test_gguf_file_with_16_bits_is_quantised(half_precision: Path, tmp_path: Path) -> None:
     logits: dict[str | None, npt.NDArray[np.float32]] = {}
     types: dict[str | None, set[str]] = {}
     for method in (None, "int8", "int4"):
         backend, ir_file = load(half_precision, method, tmp_path)
+        assert_same_in_a_batch(backend)
         backend.close()
         logits[method] = compute(ir_file, [3, 4, 11, 5, 6, 7])
         nodes = openvino.Core().read_model(ir_file).get_ops()
