@@ -377,16 +377,12 @@ def test_image_errors_affect_one_prompt_only(processor: tiny_vision.Qwen2VLImage
 # Over HTTP
 
 
-@pytest.fixture(scope="module", params=["scheduler", VLLM])
+@pytest.fixture(scope="module")
 def server(
-    request: pytest.FixtureRequest,
-    models: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    pictures: PictureServer,
+    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, pictures: PictureServer
 ) -> Iterator[Server]:
-    more = "option.enforce_eager=true\noption.kv_cache_memory_bytes=256M\n" if request.param == "vllm" else ""
     properties = (
-        f"option.rolling_batch={request.param}\noption.model_id={models('idefics3')}\noption.dtype=fp32\n{more}"
+        f"option.rolling_batch=scheduler\noption.model_id={models('idefics3')}\noption.dtype=fp32\n"
         f"option.max_model_len=256\noption.allowed_media_domains=localhost:{pictures.server_port}\n"
         "option.allowed_media_networks=127.0.0.0/8,::1/128\noption.max_image_pixels=100000\n"
     )
