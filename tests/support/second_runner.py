@@ -27,15 +27,18 @@ OPTIONS: dict[str, Any] = {
     "dtype": "fp32",
     "enforce_eager": True,
     "max_model_len": 128,
-    "max_rolling_batch_size": 8,
+    "max_rolling_batch_size": 16,
     "extra": {"kv_cache_memory_bytes": "64M"},
 }
 
 
 def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """`requests` maps request ids to sampling parameters."""
+    from backends.lmi_dist.backend import LmiDistBackend
     from backends.vllm.backend import VLLMBackend
 
+    for backend_class in VLLMBackend, LmiDistBackend:  # without a model
+        backend_class.check_options(serving_properties())
     files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152, thinking=THINKING)
     backend = VLLMBackend.load(files, serving_properties(**OPTIONS), lambda phase: None)
     token_ids: dict[str, list[int]] = {}
