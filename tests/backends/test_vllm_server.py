@@ -25,7 +25,6 @@ QUICK = (
     "option.rolling_batch=vllm\noption.dtype=fp32\noption.enforce_eager=true\n"
     "option.kv_cache_memory_bytes=128M\noption.max_model_len=1024\n"
 )
-TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def worker_processes(server: Server) -> list[psutil.Process]:
@@ -38,10 +37,12 @@ def worker_processes(server: Server) -> list[psutil.Process]:
 
 
 def test_log_probabilities_need_no_compiler(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
-    """vLLM compiles a function for the first request that asks for them. Without a C++ compiler, its workers would end."""
+    """vLLM compiles a function for the first request that asks for them. Without a C++ compiler, its engine would end.
+
+    Several workers need one for their model, too.
+    """
     environ = {"CXX": str(tmp_path / "nowhere"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    properties = f"{QUICK}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
-    server: Server = start_server(properties, environ=environ | TWO_WORKERS, ready=False)
+    server: Server = start_server(f"{QUICK}option.model_id={tiny_llama}\n", environ=environ, ready=False)
     assert says(server.wait_ready(500).log, "log probabilities not compiled")
     body = {"model": "m0", "prompt": "a", "max_tokens": 2, "logprobs": 1}
     answer = server.invoke(body, path="/v1/completions")
@@ -76,7 +77,7 @@ def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
     """Two workers share the model. One is killed under load, then an idle one of the next engine."""
     quick = QUICK.replace("max_model_len=1024", "max_model_len=2048")
     properties = f"{quick}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
-    server: Server = start_server(properties, environ=TWO_WORKERS, ready=False)
+    server: Server = start_server(properties, environ={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, ready=False)
     first = worker_processes(server.wait_ready(500))
     assert len(first) == 2
     parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True, "details": True}
