@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_code_that_does_not_load_ends_the_server_and_shows_in_ping_and_log(
     while server.process.poll() is None:
         with contextlib.suppress(requests.RequestException):
             phases.append(server.ping().json()["m"]["phase"])
+        time.sleep(0.02)
     assert server.process.returncode == 1
     cause = f"{tmp_path}/m/model.py, {line}"
     assert phases[-1].startswith(cause)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from facts import says
-from serving import ENVIRON, StartServer
+from serving import StartServer, lmi_check
 
 from lmi_handlers.config.formatter_code import find_formatter_scripts
 from lmi_handlers.core.errors import ConfigError
@@ -22,8 +21,7 @@ def check(directory: Path, script: str, *arguments: str, properties: str = ECHO)
     directory.mkdir(exist_ok=True)
     (directory / "model.py").write_text(script)
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=directory, timeout=120, check=False)
+    return lmi_check(directory, *arguments, folder=directory)
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,14 @@ def post(server: Server, body: str) -> requests.Response:
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_half_characters_end_their_own_request_only(start_server: StartServer, tmp_path: Path, kind: str) -> None:
-    server = serve(start_server, tmp_path, HANDLE.replace("{kind}", kind))
+    server = serve(start_server, tmp_path, HANDLE.replace("{kind}", kind), "option.predict_timeout=20\n")
     process = post(server, "{}").text
     failed = post(server, r'{"label": "\ud800"}')
     assert (failed.status_code, r"unknown label \\ud800" in failed.text) == (424, True)
     assert post(server, r'{"header": "\ud800"}').text == "ok"
     assert post(server, '{"silent": 1}').status_code == 424
     assert post(server, "{}").text == process, "the process is the same"
-
-
-def test_what_the_code_starts_can_be_ended(start_server: StartServer, tmp_path: Path) -> None:
-    server = serve(start_server, tmp_path, HANDLE.replace("{kind}", "def"), "option.predict_timeout=20\n")
-    assert post(server, '{"pool": 1}').text == "[3]"
+    assert post(server, '{"pool": 1}').text == "[3]", "what the code starts can be ended"
 
 
 def test_half_characters_do_not_end_the_formatters(start_server: StartServer, tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lmi_command import ended
 from model_store import ECHO, StoreServer
 from serving import ENVIRON, lmi_check
 
@@ -79,20 +78,19 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 def test_own_code_gets_its_own_modules_from_lmi_run(tmp_path: Path, case: str) -> None:
     files, value = OWN[case]
     directory = write(tmp_path / "m", files)
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "run", "--model-dir", str(directory), "--input", "-"]
-    ended = subprocess.run(command, input=b"{}", capture_output=True, env=ENVIRON, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr.decode()
-    assert json.loads(ended.stdout) == value
+    done = ended("run", "--model-dir", str(directory), "--input", "-", folder=tmp_path, environ=ENVIRON, content=b"{}")
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == value
 
 
 def test_lmi_check_loads_them(tmp_path: Path) -> None:
-    ended = lmi_check(write(tmp_path / "own", OWN["both"][0]))
-    assert ended.returncode == 0, ended.stderr
-    assert "It works." in ended.stdout
+    done = lmi_check(write(tmp_path / "own", OWN["both"][0]))
+    assert done.returncode == 0, done.stderr
+    assert "It works." in done.stdout
     beside = {"model.py": WRITES, "serving.properties": ECHO, **FORMATTERS, **BACKENDS}
-    ended = lmi_check(write(tmp_path / "beside", beside))
-    assert ended.returncode == 0, ended.stderr
-    assert "The formatters in" in ended.stdout
+    done = lmi_check(write(tmp_path / "beside", beside))
+    assert done.returncode == 0, done.stderr
+    assert "The formatters in" in done.stdout
 
 
 @pytest.fixture
@@ -115,6 +113,6 @@ def test_each_of_several_models_gets_its_own_modules(server: StoreServer) -> Non
 @pytest.mark.parametrize("name", ["lmi_handlers.py", "djl_python/__init__.py"])
 def test_two_names_are_refused(tmp_path: Path, name: str) -> None:
     files = {"model.py": HANDLER.format("", "1"), name: ""}
-    ended = lmi_check(write(tmp_path / "m", files))
-    assert ended.returncode == 1
-    assert f"{tmp_path / 'm' / name.partition('/')[0]} must have another name" in ended.stderr
+    done = lmi_check(write(tmp_path / "m", files))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'm' / name.partition('/')[0]} must have another name" in done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from custom_handlers import ON_REQUEST
+from lmi_command import ended
 from serving import ENVIRON
 from waiting import wait_until
 
@@ -27,18 +28,18 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 
 def run(directory: Path, *arguments: str, content: bytes = b"{}") -> subprocess.CompletedProcess[bytes]:
+    """In this process. The model's own code has one of its own."""
     given = arguments if "--input" in arguments else ("--input", "-", *arguments)
-    return subprocess.run(
-        command(directory, *given), input=content, capture_output=True, env=ENVIRON, timeout=120, check=False
-    )
+    _, _, _, *words = command(directory, *given)
+    return ended(*words, folder=directory.parent, environ=ENVIRON, content=content)
 
 
 def test_the_answer_goes_to_standard_output_and_the_rest_to_standard_error(directory: Path, tmp_path: Path) -> None:
     payload = tmp_path / "payload.json"
     payload.write_text('{"a": [1, "é"]}')
-    ended = run(directory, "--input", str(payload), "--header", "x-case: echo", "--include")
-    assert (ended.returncode, ended.stdout) == (0, '{\n  "a":[\n    1,\n    "é"\n  ]\n}'.encode())
-    *noise, status, first, second, empty = ended.stderr.decode().splitlines()
+    done = run(directory, "--input", str(payload), "--header", "x-case: echo", "--include")
+    assert (done.returncode, done.stdout) == (0, '{\n  "a":[\n    1,\n    "é"\n  ]\n}'.encode())
+    *noise, status, first, second, empty = done.stderr.decode().splitlines()
     assert noise == ["noise"]
     assert (status, empty) == ("HTTP/1.1 200 OK", "")
     assert {first, second} == {"Content-Type: application/json", "X-Seen: yes"}
@@ -57,8 +58,8 @@ def test_the_content_type_is_guessed_from_the_name_or_given(
     directory: Path, tmp_path: Path, name: str, arguments: list[str], seen: bytes
 ) -> None:
     (tmp_path / name).write_bytes(b"1,2")
-    ended = run(directory, "--input", str(tmp_path / name), "--header", "X-Case:properties", *arguments)
-    assert seen in ended.stdout.replace(b" ", b"")
+    done = run(directory, "--input", str(tmp_path / name), "--header", "X-Case:properties", *arguments)
+    assert seen in done.stdout.replace(b" ", b"")
 
 
 def test_fields_of_a_form_are_content(directory: Path) -> None:
@@ -77,16 +78,16 @@ def test_fields_of_a_form_are_content(directory: Path) -> None:
     ],
 )
 def test_failures_exit_with_status_1(directory: Path, case: str, content: bytes, status: bytes, answer: bytes) -> None:
-    ended = run(directory, "-i", "--header", f"X-Case: {case}", content=content)
-    assert ended.returncode == 1
-    assert b"HTTP/1.1 " + status in ended.stderr
-    assert answer in ended.stdout
+    done = run(directory, "-i", "--header", f"X-Case: {case}", content=content)
+    assert done.returncode == 1
+    assert b"HTTP/1.1 " + status in done.stderr
+    assert answer in done.stdout
 
 
 def test_a_failure_shows_the_authors_traceback(directory: Path) -> None:
-    ended = run(directory, "--header", "X-Case: raise")
-    assert b"Traceback (most recent call last):\n" + f'  File "{directory}/model.py", line '.encode() in ended.stderr
-    assert b"lmi_handlers" not in ended.stderr
+    done = run(directory, "--header", "X-Case: raise")
+    assert b"Traceback (most recent call last):\n" + f'  File "{directory}/model.py", line '.encode() in done.stderr
+    assert b"lmi_handlers" not in done.stderr
 
 
 def test_a_stream_is_printed_as_it_comes(tmp_path: Path) -> None:
@@ -108,27 +109,27 @@ def test_a_stream_is_printed_as_it_comes(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_fails_keeps_what_was_printed(directory: Path) -> None:
-    ended = run(directory, "--header", "X-Case: stream raises")
-    assert (ended.returncode, ended.stdout) == (1, b'{"number": 0}\n{"number": 1}\n')
-    assert b"lmi: error: no more numbers" in ended.stderr
+    done = run(directory, "--header", "X-Case: stream raises")
+    assert (done.returncode, done.stdout) == (1, b'{"number": 0}\n{"number": 1}\n')
+    assert b"lmi: error: no more numbers" in done.stderr
 
 
 def test_code_that_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def handle(inputs):\n    return unknown\n")
-    ended = run(tmp_path)
-    assert (ended.returncode, ended.stdout) == (1, b"")
-    assert f"lmi: error: {tmp_path}/model.py, line 2: NameError".encode() in ended.stderr
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert f"lmi: error: {tmp_path}/model.py, line 2: NameError".encode() in done.stderr
 
 
 def test_a_model_that_an_engine_serves(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=echo\n")
-    ended = run(tmp_path)
-    assert ended.returncode == 1
-    assert b"this model is served by the backend echo: start lmi serve" in ended.stderr
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert b"this model is served by the backend echo: start lmi serve" in done.stderr
 
 
 def test_a_wrong_header(directory: Path) -> None:
-    ended = run(directory, "--header", "Bearer secret")
-    assert ended.returncode == 1
-    assert b"--header must be NAME:VALUE" in ended.stderr
-    assert b"secret" not in ended.stderr
+    done = run(directory, "--header", "Bearer secret")
+    assert done.returncode == 1
+    assert b"--header must be NAME:VALUE" in done.stderr
+    assert b"secret" not in done.stderr

@@ -126,6 +126,15 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As `slow_server`, with room for two sequences, and for two that wait."""
+    properties = f"{SLOW}option.max_rolling_batch_size=2\njob_queue_size=2\n"
+    server = Server(tmp_path_factory.mktemp("narrow") / "m", properties, "--workers", "2")
+    yield server.wait_ready()
+    server.stop()
+
+
 def leave_once_running(server: Server, data: str, content_type: str, running: int) -> None:
     """Send a request and disconnect once the engine has `running` sequences."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -215,15 +224,15 @@ def test_a_request_whose_client_disconnects_is_dropped(slow_server: Server) -> N
     assert seen["tgi_request_duration_count"] == 0
 
 
-def test_requests_rejected_by_a_full_queue_are_overloaded(start_server: StartServer) -> None:
-    server = start_with_two_workers(start_server, SLOW + "option.max_rolling_batch_size=1\njob_queue_size=1\n")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, open_streams(server, 1):
-        waiting = pool.submit(server.invoke, {"inputs": "a"})
-        wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 1)
+def test_requests_rejected_by_a_full_queue_are_overloaded(narrow_server: Server) -> None:
+    server, before = narrow_server, scrape(narrow_server)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, open_streams(server, 2):
+        waiting = [pool.submit(server.invoke, {"inputs": "a"}) for _ in range(2)]
+        wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 2)
         assert [server.invoke({"inputs": "a"}).status_code for _ in range(3)] == [503] * 3
-        wait_for_outcomes(server, count=3, overloaded=3)
-    assert waiting.result().status_code == 200
-    wait_for_outcomes(server, count=5, overloaded=3, dropped=1, abort=1, success=1, stop=1)
+        wait_for_outcomes(server, before, count=3, overloaded=3)
+    assert [answer.result().status_code for answer in waiting] == [200] * 2
+    wait_for_outcomes(server, before, count=7, overloaded=3, dropped=2, abort=2, success=2, stop=2)
 
 
 def test_requests_that_meet_a_dead_or_loading_engine(start_server: StartServer) -> None:
@@ -242,14 +251,14 @@ def test_requests_that_meet_a_dead_or_loading_engine(start_server: StartServer) 
     assert outcomes(scrape(server)) == outcomes(seen)
 
 
-def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
-    server = start_with_two_workers(start_server, ECHO + "option.max_rolling_batch_size=2\njob_queue_size=3\n")
-    records: list[dict[str, Any]] = [{"inputs": f"record {number}"} for number in range(20)]
+def test_each_record_of_a_batch_is_a_request(narrow_server: Server) -> None:
+    server, before = narrow_server, scrape(narrow_server)
+    records: list[dict[str, Any]] = [{"inputs": f"r {number}"} for number in range(20)]
     records[7] = {"inputs": "bad", "parameters": {"top_p": 7}}
     records[8] = {"inputs": "RAISE@2"}
     answer = server.invoke(data=batch(records), headers={"Content-Type": "application/jsonlines"})
     assert [number for number, line in enumerate(answer.text.splitlines()) if "error" in line] == [7, 8]
-    wait_for_outcomes(server, count=20, success=18, stop=18, validation=1, generation=1, error=1)
+    wait_for_outcomes(server, before, count=20, success=18, stop=18, validation=1, generation=1, error=1)
 
 
 def test_all_records_of_a_batch_are_dropped_if_the_client_disconnects(slow_server: Server) -> None:
@@ -334,15 +343,15 @@ def test_sequences_of_a_request(server: Server) -> None:
     assert seen["vllm:request_max_num_generation_tokens_sum"] == 2
 
 
-def test_gauges_show_the_engines_load(start_server: StartServer) -> None:
-    server = start_with_two_workers(start_server, SLOW + "option.max_rolling_batch_size=3\n")
+def test_gauges_show_the_engines_load(narrow_server: Server) -> None:
+    server = narrow_server
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with open_streams(server, 3):
+        with open_streams(server, 2):
             waiting = [pool.submit(server.invoke, {"inputs": "a"}) for _ in range(2)]
             wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 2)
             for seen in [scrape(server) for _ in range(10)]:  # from any worker
-                assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (3, 2)
-                assert (seen["tgi_batch_current_size"], seen["tgi_queue_size"]) == (3, 2)
+                assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 2)
+                assert (seen["tgi_batch_current_size"], seen["tgi_queue_size"]) == (2, 2)
         assert {answer.result().status_code for answer in waiting} == {200}
     wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
 

@@ -293,7 +293,7 @@ def test_every_operation(operation: Operation, echo_server: Server) -> None:
 
 
 @pytest.mark.long
-@each_operation(without_json_lines(), 40, boundaries=False, but=OTHER_NAMES)
+@each_operation(without_json_lines(), 24, boundaries=False, but=OTHER_NAMES)
 def test_every_operation_longer(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 

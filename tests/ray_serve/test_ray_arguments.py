@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from facts import says
+from lmi_command import ended
 from serving import ENVIRON, free_port
 
 from lmi_handlers.ray.commands import serve
@@ -53,12 +52,11 @@ def test_a_mistake_is_one_line(given: list[str], cause: str) -> None:
     assert says(result.output, f"lmi: error: {cause}")
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
 def test_each_mistake_of_the_configuration_is_a_line(model_dir: Path) -> None:
     (model_dir / "serving.properties").write_text("option.rolling_batch=nonsense\noption.dtype=f9\nbatch_size=0\n")
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "ray", "serve", "--model-dir", str(model_dir)]
-    ended = subprocess.run(
-        [*command, "--port", str(free_port())], env=ENVIRON, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert ended.returncode == 1
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
+    command = ("ray", "serve", "--model-dir", str(model_dir), "--port", str(free_port()))
+    done = ended(*command, folder=model_dir, environ=ENVIRON)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.decode().splitlines() if line.startswith("lmi: error: ")]
     assert [line.split()[2] for line in errors[:3]] == ["option.dtype", "batch_size", "unknown"]

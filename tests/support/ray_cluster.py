@@ -190,7 +190,7 @@ class RayCluster:
         deadline = time.monotonic() + timeout
         while len(found := [process for node in self.nodes for process in node.processes(text)]) != number:
             assert time.monotonic() < deadline, f"expected {number} processes {text!r}, found {found}"
-            time.sleep(0.1)
+            time.sleep(0.5)  # looking at all processes takes a while
         return found
 
     def stop(self) -> None:

@@ -15,8 +15,12 @@ PATIENCE = {
     "RAY_health_check_timeout_ms": "60000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
     "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
+    "RAY_prestart_worker_first_driver": "0",
 }
-"""How long Ray waits for its own processes on a busy machine. Dead ones refuse connections, and are noticed as before."""
+"""How long Ray waits for its own processes on a busy machine. Dead ones refuse connections, and are noticed as before.
+
+Ray starts no workers before they are needed: those of our actors have variables of their own, and would not be these.
+"""
 
 _ATTEMPTS = 3
 _RAY_GAVE_UP = ("timed out during startup", "HTTP proxies not available")

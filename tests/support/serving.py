@@ -227,14 +227,14 @@ class Server:
 
 
 def lmi_check(
-    directory: Path, *arguments: str, environ: dict[str, str] | None = None
+    directory: Path, *arguments: str, environ: dict[str, str] | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `lmi check` on a model directory."""
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory), *arguments]
-    environ = ENVIRON | (environ or {})
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environ, cwd=directory.parent, timeout=240, check=False
-    )
+    """Run `lmi check` on a model directory, in this process. What it starts are processes, such as the model's own code."""
+    from lmi_command import ended
+
+    given = ("check", "--model-dir", str(directory), *arguments)
+    done = ended(*given, folder=folder or directory.parent, environ=ENVIRON | (environ or {}))
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 _PROCESSES = 16

@@ -1,4 +1,4 @@
-"""The command line: `lmi`, `lmi check` and `lmi serve` as separate processes."""
+"""The command line: `lmi`, `lmi check` and `lmi serve`. Only the last is a process of its own, except for one test."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 from facts import says
+from lmi_command import ended
 from serving import Server, free_port
 
 from backends.selection import select_backend
@@ -24,9 +25,12 @@ Completed = subprocess.CompletedProcess[str]
 
 
 def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
-    """Run `lmi` until it ends, with only the given configuration."""
+    """Run `lmi` until it ends, with only the given configuration. `lmi serve` is a process of its own."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(CONFIGURATION)}
     clean |= {"LMI_HOST": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(free_port())}
+    if arguments[0] != "serve":
+        done = ended(*arguments, folder=cwd, environ=clean | environ)
+        return Completed(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
     command = [sys.executable, "-m", "lmi_handlers.commands.cli", *arguments]
     return subprocess.run(
         command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=240, check=False
@@ -136,17 +140,11 @@ def test_check_fails_on_an_unknown_option_and_suggests_a_similar_one(tmp_path: P
     ("properties", "words"),
     [
         ("option.max_rolling_batch_size=many\n", ["option.max_rolling_batch_size", "'many'"]),
-        ("option.rolling_batch=nonsense\n", ["unknown backend 'nonsense'", "echo"]),
-        ("option.rolling_batch=echo\nbatch_size=4\n", ["option.rolling_batch=echo", "batch_size=4"]),
-        ("option.rolling_batch=echo\noption.output_formatter=morse\n", ["option.output_formatter", "'morse'"]),
         ("option.rolling_batch=openvino\noption.quantize=awq\n", ["option.quantize has value 'awq'", "int8, int4"]),
-        (
-            "option.rolling_batch=scheduler\noption.dtype=int8\n",
-            ["option.dtype has value 'int8'", "backend transformers"],
-        ),
     ],
 )
 def test_check_and_serve_reject_the_same_errors(tmp_path: Path, properties: str, words: list[str]) -> None:
+    """test_start_up.py has more."""
     write(tmp_path, properties)
     assert_one_line(lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path), *words)
     port = str(free_port())

@@ -83,13 +83,6 @@ def test_the_server_stops_in_time_under_load(start: StartContainer, user: int, t
     assert [ending in line for line in ended] == [True] * len(clients), ended[0]
 
 
-def test_a_gguf_file_is_served_from_a_read_only_directory(start: StartContainer) -> None:
-    server = start("option.rolling_batch=openvino\n", user=1000, tmp="400m")
-    assert (
-        server.invoke({"inputs": "1, 2, 3, 4,", "parameters": {"max_new_tokens": 2}}).json()["generated_text"] == " 5"
-    )
-
-
 def test_a_tmp_that_is_too_small_is_named(start: StartContainer) -> None:
     properties = "option.rolling_batch=openvino\noption.restart_limit=0\n"
     server = start(properties, user=0, tmp="200m", ready=False)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +10,9 @@ from pathlib import Path
 import pytest
 import requests
 from facts import says
+from lmi_command import ended
 from s3_server import S3Server
-from serving import StartServer
+from serving import ENVIRON, StartServer, lmi_check
 from waiting import wait_until
 
 from lmi_handlers.model_files.locate import DEFAULT_MODEL, find_gguf
@@ -30,8 +28,7 @@ def server() -> Iterator[S3Server]:
 
 def check(directory: Path, properties: str, environ: dict[str, str]) -> tuple[int, str]:
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
-    done = subprocess.run(command, env=dict(os.environ) | environ, capture_output=True, text=True, cwd=directory)
+    done = lmi_check(directory, environ=environ, folder=directory)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -116,12 +113,10 @@ def test_a_model_of_own_code_is_in_s3(server: S3Server, start_server: StartServe
     status, output = check(directory, properties, environ)
     assert (status, says(output, "not loaded download model")) == (0, True), output
     assert not (tmp_path / "cache").exists()
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "run", "--model-dir", str(directory), "--input", "-"]
-    ran = subprocess.run(
-        command, env=dict(os.environ) | environ, input="x", capture_output=True, text=True, cwd=directory
-    )
-    assert (ran.returncode, ran.stdout) == (0, "{}x"), ran.stderr
-    assert "downloading s3://checked/m (2 files, 0.0 MB) .." in ran.stderr
+    arguments = ("run", "--model-dir", str(directory), "--input", "-")
+    ran = ended(*arguments, folder=directory, environ=ENVIRON | environ, content=b"x")
+    assert (ran.returncode, ran.stdout) == (0, b"{}x"), ran.stderr
+    assert b"downloading s3://checked/m (2 files, 0.0 MB) .." in ran.stderr
     (tmp_path / "m0").mkdir()
     (tmp_path / "m0/model.py").write_text(MODEL_PY)
     served = start_server(properties, environ=environ)

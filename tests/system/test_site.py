@@ -65,10 +65,11 @@ def test_its_search_works_from_the_file_system(site: Path) -> None:
 
 
 @generator
-@pytest.mark.parametrize("link", ["no-such-page.md", "structure.md#no-such-heading"])
-def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
+def test_broken_links_fail_the_build(tmp_path: Path) -> None:
     (tmp_path / "pages" / "docs").mkdir(parents=True)
-    (tmp_path / "pages" / "docs" / "structure.md").write_text(f"# Structure\n\n[broken]({link})\n")
+    (tmp_path / "pages" / "docs" / "structure.md").write_text(
+        "# Structure\n\n[a](no-such-page.md) [b](structure.md#no-heading)\n"
+    )
     (tmp_path / "zensical.toml").write_text(
         re.sub(r"nav = \[.*?\n\]\n", "", CONFIGURATION.read_text(), flags=re.DOTALL)
     )
@@ -76,7 +77,7 @@ def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode != 0
     assert "docs/structure.md" in done.stdout + done.stderr
-    assert ("anchor" if "#" in link else "page does not exist") in done.stdout + done.stderr
+    assert [text for text in ("anchor", "page does not exist") if text not in done.stdout + done.stderr] == []
 
 
 def test_external_links_are_complete_addresses() -> None:

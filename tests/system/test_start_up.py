@@ -134,10 +134,13 @@ def test_a_directory_with_only_broken_links_does_not_count_as_empty(tmp_path: Pa
 SNAPSHOT = "models--a--b/snapshots/f00"
 
 
-def test_a_cache_of_the_hub_does_not_count_as_empty(tmp_path: Path, both: Both) -> None:
+def test_a_cache_of_the_hub_does_not_count_as_empty(
+    tmp_path: Path, both: Both, environ: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = write(tmp_path / "m", {f"{SNAPSHOT}/{name}": text for name, text in CHECKPOINT.items()})
     assert tell(both(directory).errors, [f"{directory} no {SNAPSHOT} option.model_id"])
-    named = both(write(directory, {"serving.properties": f"option.model_id={SNAPSHOT}\n"}))
+    write(directory, {"serving.properties": f"option.model_id={SNAPSHOT}\n"})
+    named = starts.serve(directory, environ, capsys)  # `lmi check` would load the tokenizer, too
     assert (named.status, named.errors) == (0, [])
 
 
@@ -340,6 +343,14 @@ def test_all_routes_use_the_default_models_name(model_server_once: Server) -> No
         ),
         ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype fp12"),
         (
+            {"serving.properties": "option.rolling_batch=scheduler\noption.dtype=int8\n"},
+            "option.dtype 'int8' transformers",
+        ),
+        (
+            {"serving.properties": ECHO["serving.properties"] + "batch_size=4\n"},
+            "option.rolling_batch=echo batch_size=4",
+        ),
+        (
             {"serving.properties": ECHO["serving.properties"] + "option.client_timeout=3000000\n"},
             "option.client_timeout 3000000",  # more milliseconds than a kernel can count
         ),
@@ -448,9 +459,7 @@ class RefusingHub(BaseHTTPRequestHandler):
     ("status", "code", "error"),
     [
         (401, "RepoNotFound", "option.model_id: some/model private HF_TOKEN"),
-        (401, "GatedRepo", "option.model_id: some/model gated HF_TOKEN"),
         (403, "GatedRepo", "option.model_id: some/model gated HF_TOKEN"),
-        (404, "RepoNotFound", "option.model_id: some/model private HF_TOKEN"),
         (404, "RevisionNotFound", "option.revision: some/model no v9"),
         (404, "EntryNotFound", ""),
     ],

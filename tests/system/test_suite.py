@@ -104,12 +104,11 @@ def test_each_test_is_run_by_exactly_one_target(tmp_path: Path) -> None:
     assert outcomes(tmp_path, selection("test-long"), {}) == {"passed": 2, "skipped": 1, "deselected": 1}
 
 
-@pytest.mark.parametrize("processes", [[], ["-n", "1"]], ids=["alone", "in a test process"])
-def test_two_tests_with_one_id_fail(tmp_path: Path, processes: list[str]) -> None:
+def test_two_tests_with_one_id_fail(tmp_path: Path) -> None:
     """pytest-xdist would run one of them, and say nothing of the other."""
     (tmp_path / "twins.py").write_text(TWINS)
     (tmp_path / "test_twins.py").write_text("def test_twin(): pass\n")
-    output = pytest_output(tmp_path, "-p", "twins", *processes, environ={})
+    output = pytest_output(tmp_path, "-p", "twins", "-n", "1", environ={})
     assert counted(output).get("error") == 1, output
     assert "several tests have the id test_twins.py::test_twin" in output
 

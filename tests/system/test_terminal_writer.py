@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lmi_command import ended
 from paths import ROOT
-from serving import ENVIRON, Server, StartServer
+from serving import ENVIRON, Server
 
 from lmi_handlers.core.terminal import visible
 
@@ -65,25 +66,15 @@ def on_a_terminal(*arguments: str, cwd: Path, environ: dict[str, str] | None = N
     return written.decode()
 
 
-@pytest.fixture
-def server(start_server: StartServer) -> Server:
-    return start_server("option.rolling_batch=echo\n")
-
-
 @pytest.mark.parametrize("raw", [[], ["--raw"]])
-def test_lmi_invoke(server: Server, tmp_path: Path, raw: list[str]) -> None:
+def test_lmi_invoke(echo_server: Server, tmp_path: Path, raw: list[str]) -> None:
     (body := tmp_path / "body.json").write_text('{"inputs": "a\\u001b]52;c;aGk=\\u0007b"}')
-    arguments = ["invoke", "--url", server.url, f"@{body}", *raw]
+    arguments = ["invoke", "--url", echo_server.url, f"@{body}", *raw]
     shown = on_a_terminal(*arguments, cwd=tmp_path)
     assert "\x1b" not in shown
     assert "aGk=" in shown
-    piped = subprocess.run(
-        [sys.executable, "-m", "lmi_handlers.commands.cli", *arguments],
-        capture_output=True,
-        env=ENVIRON,
-        cwd=tmp_path,
-        check=True,
-    )
+    piped = ended(*arguments, folder=tmp_path, environ=ENVIRON)
+    assert piped.returncode == 0
     assert (CLIPBOARD.encode() in piped.stdout) is not bool(raw), "as it is, and JSON escapes it"
 
 

@@ -1,19 +1,30 @@
-"""A Ray cluster of three nodes, parts of which die or are replaced under load. Each test goes on where the last one ended."""
+"""A Ray cluster of three nodes that grows and shrinks with the load, and parts of which die or are replaced under it.
+
+Each test goes on where the last one ended.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import csv
+import json
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import requests
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 from facts import says
+from paths import ROOT
+from prometheus_client.parser import text_string_to_metric_families
 from ray_cluster import RayCluster, RayNode
 from ray_load import MixedLoad
 from serving import ENVIRON, Server, free_port
@@ -44,19 +55,38 @@ def cluster() -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
-    command = command_of(cluster, str(directory), port, "--replicas", "3")
-    server = Server(
-        directory, PROPERTIES, command=command, port=port, environ=cluster.environ | {"RAY_DEDUP_LOGS": "0"}
-    )
+def port() -> int:
+    """Serve stays on the cluster when an application ends, and does not listen elsewhere for the next one."""
+    return free_port()
+
+
+@contextlib.contextmanager
+def deployed(
+    cluster: RayCluster, directory: Path, properties: str, port: int, *arguments: str, **environ: str
+) -> Iterator[Server]:
+    """`lmi ray serve`, which deletes its application in the end."""
+    command = command_of(cluster, str(directory), port, *arguments)
+    server = Server(directory, properties, command=command, port=port, environ=cluster.environ | environ)
     try:
-        server.wait_ready(400)
+        yield server.wait_ready(400)
+        if server.process.poll() is None:
+            end(server, signal.SIGTERM)
+    finally:
+        server.process.kill()
+        server.process.wait(90)
+
+
+def end(server: Server, how: signal.Signals) -> None:
+    server.process.send_signal(how)
+    assert server.process.wait(180) == 0, server.log
+
+
+@pytest.fixture(scope="module")
+def server(cluster: RayCluster, port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("ray") / "m"
+    with deployed(cluster, directory, PROPERTIES, port, "--replicas", "3", RAY_DEDUP_LOGS="0") as server:
         wait_for_replicas(cluster, 3)
         yield server
-    finally:
-        server.process.kill()  # the cluster is, too: test_ray_replicas.py shows how it ends in order
-        server.process.wait(90)
 
 
 def command_of(cluster: RayCluster, directory: str, port: int, *arguments: str) -> list[str]:
@@ -123,6 +153,76 @@ def report(what: str, load: MixedLoad, began: float, seconds: float = 0.0) -> No
     print(f"{what}: new requests served after {seconds:.2f} s; {len(load.failed)} of {len(load.results)} failed")
     for result in load.failed:
         print(f"  {result.started - began:+.2f} to {result.ended - began:+.2f} s: {result.error[:120]}")
+
+
+BATCH = 4
+RATE = 20  # tokens per second of a sequence; a token is a character
+OF_SMALL_BATCHES = (
+    "option.rolling_batch=echo\noption.max_model_len=4096\njob_queue_size=200\n"
+    f"option.max_rolling_batch_size={BATCH}\noption.echo_tokens_per_second={RATE}\n"
+    f"option.predict_timeout={PREDICT_TIMEOUT}\n"
+)
+
+
+def stream(server: Server, length: int) -> None:
+    """Read a stream to its end. Fails if it is cut or refused."""
+    text = "".join(chr(ord("a") + number % 26) for number in range(length))
+    body = {"inputs": text, "parameters": {"max_new_tokens": 4000}, "stream": True}
+    with requests.post(f"{server.url}/invocations", json=body, stream=True, timeout=300) as answer:
+        assert answer.status_code == 200, answer.text
+        lines = [json.loads(line) for line in answer.iter_lines() if line]
+    assert lines[-1]["generated_text"] == text
+
+
+class Clients:
+    """Clients that send one request after the other, until they are told to stop. The first failure is raised at the end."""
+
+    def __init__(self, server: Server, number: int, seconds: int) -> None:
+        self._server = server
+        self._length = seconds * RATE
+        self._stop = threading.Event()
+        self._pool = concurrent.futures.ThreadPoolExecutor(number)
+        self._running = [self._pool.submit(self._run) for _ in range(number)]
+
+    def _run(self) -> int:
+        answers = 0
+        while not self._stop.is_set():
+            stream(self._server, self._length)
+            answers += 1
+        return answers
+
+    def stop(self) -> int:
+        """Let the last requests finish, and return how many answers there were."""
+        self._stop.set()
+        with self._pool:
+            return sum(each.result() for each in self._running)
+
+
+def replicas_of(server: Server) -> dict[str, str]:
+    """Each replica's node, on the page with the metrics of all. Empty if one of them has not answered, as on a busy machine."""
+    answer = requests.get(f"{server.url}/metrics", timeout=30)
+    if answer.status_code == 503:
+        return {}
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = {family.name: family.samples for family in text_string_to_metric_families(answer.text)}
+    if found["lmi_replicas_missing"][0].value != 0:
+        return {}
+    return {sample.labels["replica"]: sample.labels["node"] for sample in found["vllm:num_requests_running"]}
+
+
+def test_one_replica_becomes_three_and_one_again(cluster: RayCluster, port: int, tmp_path: Path) -> None:
+    arguments = ("--min-replicas", "1", "--max-replicas", "3", "--upscale-delay-s", "1", "--downscale-delay-s", "2")
+    with deployed(cluster, tmp_path / "m", OF_SMALL_BATCHES, port, *arguments, "--env", "LOG_FORMAT=json") as server:
+        wait_until(lambda: len(replicas_of(server)) == 1, 240)
+        few = Clients(server, 3, seconds=8)  # one replica can answer them; there is always one on most replicas
+        many = Clients(server, 2 * BATCH, seconds=2)
+        wait_until(lambda: len(replicas_of(server)) == 3, 240)
+        wait_until(lambda: len({*replicas_of(server).values()}) > 1, 240)
+        assert many.stop() >= 2 * BATCH
+        wait_until(lambda: len(replicas_of(server)) == 1, 240)
+        cluster.wait_for_processes(ENGINE, 1, 240)
+        assert few.stop() >= 3
 
 
 def test_a_node_is_killed(cluster: RayCluster, server: Server) -> None:
@@ -208,3 +308,25 @@ def test_a_mistake_leaves_what_is_served(cluster: RayCluster, server: Server) ->
     assert done.returncode != 0
     assert says(done.stderr, f"listens 0.0.0.0:{server.port} already")
     assert requests.get(f"{server.url}/ping", timeout=60).status_code == 200
+
+
+def test_ray_serves_the_application_of_the_manifest(cluster: RayCluster, server: Server, tmp_path: Path) -> None:
+    """With Ray's own command, where KubeRay asks Ray's dashboard for the same. Deletes what was served before."""
+    end(server, signal.SIGTERM)
+    manifest = yaml.safe_load((ROOT / "examples" / "rayservice.yaml").read_text())
+    config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+    arguments = config["applications"][0]["args"]
+    arguments |= {"model_dir": str(tmp_path / "m"), "replicas": 1, "num_cpus": 1, "num_gpus": 0}
+    config["http_options"]["port"] = server.port
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [str(Path(sys.executable).parent / "serve"), "run", "--address", cluster.address]
+    command.append(str(tmp_path / "config.yaml"))
+    ours = Server(
+        tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=server.port, environ=cluster.environ
+    )
+    try:
+        assert ours.wait_ready(400).invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}
+        end(ours, signal.SIGINT)
+    finally:
+        ours.process.kill()
+        ours.process.wait(90)
