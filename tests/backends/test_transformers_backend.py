@@ -243,7 +243,7 @@ def test_windows_longer_than_the_probe(fields: dict[str, Any], windows: dict[int
 # Batches
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_joining_and_leaving_changes_no_other_sequence(llama: Any, data: st.DataObject) -> None:
     backend = make_backend(
@@ -634,13 +634,13 @@ def test_real_model_in_float32_under_a_random_schedule(small_model: Callable[[to
     model = small_model(torch.float32)
     requests: dict[str, tuple[list[int], SamplingParams]] = {}
     driver = Driver(backend)
-    for n in range(8):
-        prompt = [rng.randrange(20, 40_000) for _ in range(rng.choice([1, 5, 30, 60]))]
-        requests[f"r{n}"] = prompt, greedy(rng.randint(4, 10))
+    for n, length in enumerate((5, 60, 1, 30)):
+        prompt = [rng.randrange(20, 40_000) for _ in range(length)]
+        requests[f"r{n}"] = prompt, greedy(rng.randint(4, 8))
         driver.add(f"r{n}", *requests[f"r{n}"])
         for _ in range(rng.randint(0, 4)):
             driver.step()
-        if n in (3, 6) and driver.open:
+        if n == 2:
             gone = rng.choice(sorted(driver.open))
             driver.abort(gone)
             del requests[gone]
