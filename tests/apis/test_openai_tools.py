@@ -281,8 +281,8 @@ def test_arguments_are_as_valid_as_for_the_tools_own_schema(case: tuple[list[Sch
 
 
 def test_examples_include_valid_and_invalid_arguments() -> None:
-    verdicts = [agree(*case) for case in examples(ARGUMENTS, 200)]
-    assert 20 < sum(verdicts) < 180
+    verdicts = [agree(*case) for case in examples(ARGUMENTS, 100)]
+    assert 10 < sum(verdicts) < 90
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed_messages import (
     CALL,
@@ -127,6 +127,7 @@ def decoded(message: Message) -> tuple[str, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize(("name", "render"), JSON_RENDERS)
+@settings(max_examples=25)
 @given(CALLS, WORDS, WORDS, st.data())
 def test_json_calls_with_content_around_them(
     name: str, render: Render, calls: list[tuple[str, Arguments]], before: str, after: str, data: st.DataObject
@@ -229,6 +230,7 @@ def test_gemma_calls(
     [*(lambda name=name: tagged_call_parser(name) for name in TOOL_FORMATS), CallListParser],
     ids=[*TOOL_FORMATS, "list"],
 )
+@settings(max_examples=25)
 @given(SOUP | st.text(), st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(
     parser: Callable[[], MessageParser], text: str, data: st.DataObject
