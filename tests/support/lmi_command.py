@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import IO, Any
 from click.testing import CliRunner, Result
 
 from lmi_handlers.commands.cli import main
+from lmi_handlers.core import redaction
 
 
 def lmi(*arguments: str, **options: Any) -> Result:
@@ -48,8 +50,10 @@ def ended(*arguments: str, folder: Path, environ: Mapping[str, str], content: by
 
 @contextlib.contextmanager
 def _elsewhere(folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
-    """In this folder and with these variables. What the block does with signals ends with it."""
+    """In this folder, with these variables and without a log. What the block does with signals and the log ends with it."""
     before, variables = Path.cwd(), dict(os.environ)
+    log, level, source = logging.root.handlers, logging.root.level, logging._srcfile
+    logging.root.handlers = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     _set(environ)
     tempfile.tempdir = None  # as the variables say
@@ -60,6 +64,8 @@ def _elsewhere(folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
         os.chdir(before)
         _set(variables)
         tempfile.tempdir = None
+        logging.root.handlers, logging._srcfile = log, source
+        logging.root.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -67,6 +73,7 @@ def _elsewhere(folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
 def _set(environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    redaction._configured.cache_clear()  # read once in a process
 
 
 @contextlib.contextmanager
