@@ -102,8 +102,8 @@ def test_byte_level_tokenizers(architecture: str, pre: str, bos: int | None, tmp
     source = find_gguf(None, None)
     assert source is not None
     metadata = read_gguf_header(source).metadata
-    tokens = metadata["tokenizer.ggml.tokens"][:8000]
-    types = list(metadata["tokenizer.ggml.token_type"][: len(tokens)])
+    tokens = [*metadata["tokenizer.ggml.tokens"][:8000], "12", "123", "1234"]
+    types = [*metadata["tokenizer.ggml.token_type"][:8000], NORMAL, NORMAL, NORMAL]
     types[8] = types[30] = USER_DEFINED
     file = make_gguf(
         tmp_path / "tiny.gguf",
@@ -111,7 +111,7 @@ def test_byte_level_tokenizers(architecture: str, pre: str, bos: int | None, tmp
         pre=pre,
         tokens=tokens,
         types=types,
-        merges=merges_within(tokens, metadata["tokenizer.ggml.merges"]),
+        merges=[*merges_within(tokens, metadata["tokenizer.ggml.merges"]), "1 2", "12 3", "123 4"],
         bos=bos,
     )
     assert_same_as_converted(file, tmp_path)
