@@ -46,7 +46,6 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.media.files import max_sounds
@@ -136,9 +135,7 @@ class VLLMBackend(Backend):
         configure_offloading(cls.declaration, properties, arguments, model)
         if model.thinking is not None and arguments.reasoning_config is None:
             arguments.reasoning_config = reasoning_config(model.thinking)
-        engine = start_engine(arguments, properties, report)
-        report(LoadPhase.WARM_UP)
-        compile_logprobs(engine)
+        engine = start_engine(arguments, properties, report, warm_up=compile_logprobs)
         return cls(engine, model, properties)
 
     @classmethod

@@ -42,8 +42,9 @@ def start_engine(
     properties: ServingProperties,
     report: Callable[[str], None],
     check: Callable[[VllmConfig], None] | None = None,
+    warm_up: Callable[[LLMEngine], None] | None = None,
 ) -> LLMEngine:
-    """Load the model. `check` may reject its configuration before that.
+    """Load the model. `check` may reject its configuration before that, and `warm_up` prepares the engine afterwards.
 
     Any failure raises `ConfigError` or `LoadFailed` with a one-line message.
     """
@@ -56,7 +57,10 @@ def start_engine(
             from backends.vllm.ray.placement import place_workers
 
             place_workers(config, properties.model_loading_timeout, report)
-        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        if warm_up is not None:
+            report(LoadPhase.WARM_UP)
+            warm_up(engine)
     except (ConfigError, LoadFailed):
         raise
     except Exception as error:  # the operator must hear of any failure to start
@@ -66,6 +70,7 @@ def start_engine(
 
             cause = original(error)
         raise load_failure(load_error(cause, arguments), cause) from error
+    return engine
 
 
 def preview_workers(properties: ServingProperties) -> tuple[str, bool]:

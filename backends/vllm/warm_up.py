@@ -18,9 +18,10 @@ def compile_logprobs(engine: LLMEngine) -> None:
     """Compile the ranks of log probabilities in all workers, also with `enforce_eager`.
 
     On a CPU, that takes up to 20 s unless they are in torch's cache, and fails without a C++ compiler, which would end
-    the engine. They are computed without compiling then. The second model runner has kernels of its own.
+    the engine. They are computed without compiling then. The second model runner has kernels of its own. Workers on Ray
+    are left alone, because their nodes need not have this package: they compile at the first request.
     """
-    if engine.vllm_config.use_v2_model_runner:
+    if engine.vllm_config.use_v2_model_runner or engine.vllm_config.parallel_config.use_ray:
         return
     for cause in {*engine.collective_rpc(_compile)} - {None}:
         logger.warning("log probabilities are not compiled", extra={"cause": cause})

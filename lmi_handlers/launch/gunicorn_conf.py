@@ -31,6 +31,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.file_descriptors import for_clients
 from lmi_handlers.core.log import configure_logging, fail, relay_log, tell
 from lmi_handlers.core.log_relay import LogRelay
+from lmi_handlers.core.plugins import importing
 from lmi_handlers.engine.runtime_folder import end_server, has_given_up, make_runtime_folder
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.launch.listening import Address, host_of, who_can_connect
@@ -226,7 +227,8 @@ def _preload() -> None:
 
     The imports take half a second, during which a worker cannot answer. Each worker still calls `create_app` itself.
     """
-    import lmi_handlers.launch.app  # noqa: F401
+    with importing():
+        import lmi_handlers.launch.app  # noqa: F401
 
 
 def when_ready(server: Any) -> None:

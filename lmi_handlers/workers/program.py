@@ -21,10 +21,7 @@ def _main() -> None:
     root = __file__.rsplit("/", 3)[0]
     if root not in sys.path:  # a clone that is not installed
         sys.path.insert(0, root)
-    import gc
     import runpy
-
-    gc.set_threshold(20_000)  # what imports make is no garbage: looking for some takes a tenth of the start
 
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
