@@ -300,11 +300,11 @@ def test_engines_continue_at_any_token(engine: str, tiny_llama: Path, start_serv
     """Greedy answers, cut wherever the deadline happens to pass. With seeds, rounding may decide: engines' own tests compare."""
     model = f"option.model_id={tiny_llama}\noption.rolling_batch={engine}\noption.dtype=fp32\n"
     properties = f"{model}option.served_model_name=m\noption.max_rolling_batch_size=8\n"
-    deadlines = "option.response_deadline=0.2\noption.stream_deadline=0.2\n"
+    deadlines = "option.response_deadline=0.4\noption.stream_deadline=0.4\n"
     cutting = start_server(properties + deadlines, environ=KEY)
     whole = start_server(properties, environ=KEY)
     bodies = [
-        {"inputs": f"Text {number}", "stream": number % 2 == 0, "parameters": {"max_new_tokens": 150, **parameters}}
+        {"inputs": f"Text {number}", "stream": number % 2 == 0, "parameters": {"max_new_tokens": 300, **parameters}}
         for number in range(2)
         for parameters in (
             {"ignore_eos_token": True},
