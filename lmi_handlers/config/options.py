@@ -4,8 +4,6 @@ An engine's own options are declared beside its adapter, for example in `backend
 `python -m backends.options_page > docs/options.md` generates the reference page.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
