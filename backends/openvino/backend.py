@@ -15,12 +15,12 @@ from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
-from backends.openvino.precision import FLOATS, INTEGERS, INTEGERS_AND_BFLOAT16, choose_precision
+from backends.openvino.precision import FLOATS, INTEGERS, INTEGERS_AND_BFLOAT16, choose_precision, is_quantised
 from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block, try_out
+from backends.openvino.weight_forms import use_floats, use_integers
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
 from backends.paged.memory import available_on_cpu, choose_num_blocks, free_memory
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
@@ -35,6 +35,7 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE
 logger = logging.getLogger(__name__)
 
 _PROPERTIES = {FLOATS: EXACT, INTEGERS: INTEGER, INTEGERS_AND_BFLOAT16: INTEGER_AND_BFLOAT16}
+_REWRITE = {"float": use_floats, "integer": use_integers}
 
 
 class OpenVinoBackend(PagedBackend):
@@ -57,6 +58,9 @@ class OpenVinoBackend(PagedBackend):
         if properties.dtype == "int8" and dtype == FLOATS:
             logger.warning("option.dtype: int8 is not available; float32 is used", extra={"reason": reason})
         logger.info("dtype selected", extra={"dtype": dtype, "reason": reason})
+        form = None
+        if is_quantised(properties, header):
+            form = "float" if dtype == FLOATS else "integer"
 
         def convert(partial: Path) -> None:
             if gguf_file is None:
@@ -69,12 +73,12 @@ class OpenVinoBackend(PagedBackend):
                 quantize(exact, exact.with_stem("quantised"), method)
                 for suffix in (".xml", ".bin"):
                     exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
-            if dtype != FLOATS:
-                use_integers(partial / MODEL_NAME)
+            if form is not None:
+                _REWRITE[form](partial / MODEL_NAME)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        forms = [f"openvino-{version('openvino')}", method, "integer" if dtype != FLOATS else None]
+        forms = [f"openvino-{version('openvino')}", method, form]
         name = "-".join(form for form in forms if form)
         tools = converter(trust_remote_code=properties.trust_remote_code)
         folder = convert_once(model.cache / name, convert, report, converter=tools)

@@ -22,8 +22,8 @@ import openvino
 import openvino_genai
 from openvino import opset13
 
-from backends.openvino.integer import unpack
 from backends.openvino.model import MODEL_NAME
+from backends.openvino.weight_forms import unpack
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
 

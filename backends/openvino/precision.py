@@ -43,11 +43,16 @@ def choose_precision(properties: ServingProperties, header: GgufHeader | None) -
     integers = INTEGERS_AND_BFLOAT16 if multiplies_bfloat16() else INTEGERS
     if dtype == "int8":
         return (FLOATS, _why_no_integers()) if capable is False else (integers, "set by option.dtype")
-    if not properties.quantize and (header is None or not header.quantised_types):
+    if not is_quantised(properties, header):
         return FLOATS, "the weights are not quantised"
     if not capable:
         return FLOATS, _why_no_integers()
     return integers, "the weights are quantised, and this CPU has instructions for int8; option.dtype=fp32 is exact"
+
+
+def is_quantised(properties: ServingProperties, header: GgufHeader | None) -> bool:
+    """Tell whether weights are integers with scales, in the GGUF file with this `header` or once they are converted."""
+    return properties.quantize is not None or (header is not None and bool(header.quantised_types))
 
 
 def multiplies_integers() -> bool | None:

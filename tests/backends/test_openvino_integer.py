@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from serving_properties import serving_properties
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
-from backends.openvino import DECLARATION, integer, precision
+from backends.openvino import DECLARATION, precision, weight_forms
 from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
 from backends.openvino.precision import choose_precision
 from backends.openvino.runner import OpenVinoRunner
+from backends.openvino.weight_forms import use_floats, use_integers
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
 from lmi_handlers.model_files.cache_dir import default_cache_dir
@@ -86,11 +87,28 @@ def zero_points(ir_file: Path) -> list[str]:
     found = []
     for node in openvino.Core().read_model(ir_file).get_ops():
         if node.get_type_name() == "MatMul":
-            for step in integer._path(node.input_value(1).get_node()):
+            for step in weight_forms._path(node.input_value(1).get_node()):
                 if step.get_type_name() == "Subtract" and step.input_value(1).get_node().get_type_name() == "Convert":
                     zeros = step.input_value(1).get_node().input_value(0)
                     found.append(zeros.get_element_type().get_type_name())
     return found
+
+
+def forms(ir_file: Path) -> dict[str, int]:
+    """How many products have quants and zero points of these types."""
+    found: Counter[str] = Counter()
+    for node in openvino.Core().read_model(ir_file).get_ops():
+        if node.get_type_name() == "MatMul":
+            path = list(weight_forms._path(node.input_value(1).get_node()))
+            if path[-1].get_type_name() != "Constant" or len(path[-1].shape) != 3:
+                continue
+            types = [path[-1]]
+            for step in path:
+                if step.get_type_name() == "Subtract":
+                    zeros = step.input_value(1).get_node()
+                    types.append(zeros if zeros.get_type_name() == "Constant" else zeros.input_value(0).get_node())
+            found[" - ".join(node.get_element_type().get_type_name() for node in types)] += 1
+    return dict(found)
 
 
 @pytest.mark.model
@@ -100,7 +118,7 @@ def zero_points(ir_file: Path) -> list[str]:
 def test_every_type(
     default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, small: int
 ) -> None:
-    monkeypatch.setattr(integer, "_SMALL", small)
+    monkeypatch.setattr(weight_forms, "_SMALL", small)
     exact = converted(default_model, tmp_path, kind)
     expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
     prepared = prepare(exact, tmp_path / "integer")
@@ -113,6 +131,22 @@ def test_every_type(
     assert distance(computed(prepared / MODEL_NAME, INTEGER, PROMPT), expected) < 0.1
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q4_K], ids=lambda kind: kind.name)
+def test_floats_take_no_zero_points(default_model: Path, tmp_path: Path, kind: Any) -> None:
+    """The numbers are those of the file all the same."""
+    exact = converted(default_model, tmp_path, kind)
+    expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
+    shutil.copytree(exact, changed := tmp_path / "float")
+    use_floats(changed / MODEL_NAME)
+    assert sorted(file.name for file in changed.iterdir()) == ["openvino_model.bin", MODEL_NAME]
+    assert forms(exact / MODEL_NAME) == {"u4 - f32": 14, "u8 - u8": 1}, (
+        "all matrices of two layers and the vocabulary's"
+    )
+    assert forms(changed / MODEL_NAME) == {"i4": 14, "u8 - u8": 1}
+    assert distance(computed(changed / MODEL_NAME, EXACT, PROMPT), expected) < 1e-5
+
+
 def test_eight_bits_hold_weights_of_four() -> None:
     random = np.random.default_rng(0)
     zero_points = random.uniform(0, 15, (64, 8, 1)).astype(np.float32)
@@ -123,8 +157,8 @@ def test_eight_bits_hold_weights_of_four() -> None:
     )  # of groups whose weights have one sign, or one value
     scales = random.uniform(0.001, 0.01, (64, 8, 1)).astype(np.float32)
     scales[2] = 1e-10
-    weights = integer._Weights(random.integers(0, 16, (64, 8, 32)).astype(np.uint8), scales, zero_points, 4)
-    stored = integer._eight_bits(weights)
+    weights = weight_forms._Weights(random.integers(0, 16, (64, 8, 32)).astype(np.uint8), scales, zero_points, 4)
+    stored = weight_forms._eight_bits(weights)
     values = weights.values()
     errors = np.abs(stored.values() - values)
     assert (errors / scales)[3:].max() < 1 / 33
@@ -314,6 +348,6 @@ def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
     backend.close()
     assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    form = "" if chosen == "float32" else "-integer"
-    [ir] = folder.glob(f"openvino-*-int8{form}/")
-    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form else set())
+    form = "float" if chosen == "float32" else "integer"
+    [ir] = folder.glob(f"openvino-*-int8-{form}/")
+    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integer" else set())

@@ -156,8 +156,8 @@ def test_gguf_file_with_16_bits_is_quantised(half_precision: Path, tmp_path: Pat
     distances = [float(np.linalg.norm(logits[method] - logits[None]) / size) for method in ("int8", "int4")]
     assert 0.01 < distances[0] < 0.1 < distances[1] < 0.8, distances
     assert "u8" in types["int8"]
-    assert {"u4", "u8"} <= types["int4"]
-    assert not {"u4", "u8"} & types[None]
+    assert {"i4", "u8"} <= types["int4"]
+    assert not {"i4", "u8"} & types[None]
 
 
 def test_unknown_method(tmp_path: Path) -> None:

@@ -1,19 +1,20 @@
-"""Prepares a converted model for processors that multiply integers of 8 bits faster than floating point numbers.
+"""Gives the quantised weights of a converted model the form that a processor multiplies fastest.
 
-OpenVINO then rounds the inputs of a matrix product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp
-does. It needs weights `scale * (quant - zero_point)` whose zero points are integers as well. Where those of a converted
-model are not, as in the GGUF types with a minimum, matrices become one of two forms, which lose about as little:
+The weights of a matrix are `scale * (quant - zero_point)`, in groups along its rows. In the GGUF types with a minimum,
+zero points are no integers. Then a weight costs less without them: a group's weights are all off by the same amount, so
+a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
-* 8 bits for each weight, on a grid so fine that the zero point is next to one of its points;
-* the same quants with zero points rounded to integers, and a second, small product that adds what rounding has taken:
-  a group's weights are all off by the same amount, so the sum of the group's inputs is enough.
-
-The first has fewer operations, the second half of the memory to be read for each token.
+* For products in float32, 4-bit weights lose their zero points so. Nothing else changes: the weights are the same.
+* For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
+  product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
+  integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
+  fine that the zero point is next to one of its points; or the same quants with zero points rounded to integers, and
+  the second product. The first has fewer operations, the second half of the memory to be read for each token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,30 +32,55 @@ _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
 
+_Sums = dict[tuple[str, int], openvino.Output]
+"""The sums of the groups of a product's inputs, `[.., groups]`, by the output that they come from."""
+
+
 def use_integers(ir_file: Path) -> None:
     """Rewrite the IR file so that products with quantised weights can be computed with integers."""
+    _rewrite(ir_file, _with_integers)
+
+
+def use_floats(ir_file: Path) -> None:
+    """Rewrite the IR file so that products with quantised weights take less time in float32."""
+    _rewrite(ir_file, _without_zero_points)
+
+
+def _rewrite(ir_file: Path, change: Callable[[openvino.Node, _Weights, _Sums], bool]) -> None:
+    """Change each product with quantised weights. `change` tells whether it has."""
     model = openvino.Core().read_model(ir_file)
-    sums: dict[tuple[str, int], openvino.Output] = {}
-    for product in [node for node in model.get_ops() if _multiplies_matrix(node)]:
-        weights = _weights(product)
-        if weights is None:
-            continue
-        size, group_size = weights.quants.size, weights.quants.shape[2]
-        rounded = weights._replace(zero_points=np.clip(np.rint(weights.zero_points), 0, 2**weights.bits - 1))
-        offsets = rounded.zero_points - weights.zero_points
-        if np.abs(offsets).max() <= _STEP:
-            _use(product, _dequantised(rounded))
-        elif size <= _SMALL or weights.bits == 8 or group_size != GROUP_SIZE:
-            _use(product, _dequantised(_eight_bits(weights)))
-        else:
-            _use(product, _dequantised(rounded))
-            _add(product, (weights.scales * offsets).astype(np.float32)[..., 0], sums)
+    sums: _Sums = {}
+    products = [node for node in model.get_ops() if _multiplies_matrix(node)]
+    if not any([change(node, weights, sums) for node in products if (weights := _weights(node)) is not None]):  # noqa: C419  all of them
+        return
     model.validate_nodes_and_infer_types()
-    written = ir_file.with_stem("integer")
+    written = ir_file.with_stem("rewritten")
     openvino.save_model(model, written, compress_to_fp16=False)
     del model  # it maps the file that is replaced
     for suffix in (".bin", ".xml"):
         written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
+
+
+def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> bool:
+    rounded = weights._replace(zero_points=np.clip(np.rint(weights.zero_points), 0, 2**weights.bits - 1))
+    offsets = rounded.zero_points - weights.zero_points
+    if np.abs(offsets).max() <= _STEP:
+        _use(product, _dequantised(rounded))
+    elif weights.quants.size <= _SMALL or weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
+        _use(product, _dequantised(_eight_bits(weights)))
+    else:
+        _use(product, _dequantised(rounded))
+        _add(product, weights.scales * offsets, sums)
+    return True
+
+
+def _without_zero_points(product: openvino.Node, weights: _Weights, sums: _Sums) -> bool:
+    if weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
+        return False
+    signed = _pairs(weights.quants ^ np.uint8(8), openvino.Type.i4)  # quant - 8
+    _use(product, opset13.multiply(opset13.convert(signed, "f32"), opset13.constant(weights.scales)))
+    _add(product, weights.scales * (np.float32(8) - weights.zero_points), sums)
+    return True
 
 
 def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:
@@ -82,8 +108,8 @@ def _multiplies_matrix(node: openvino.Node) -> bool:
     """Tell whether `node` multiplies vectors with the rows of a matrix of weights."""
     if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
         return False
-    shape = node.input_value(1).get_partial_shape()
-    return len(shape) == 2 and bool(shape.is_static)
+    inputs, matrix = (node.input_value(number).get_partial_shape() for number in (0, 1))
+    return bool(inputs.rank.is_static and matrix.is_static) and len(matrix) == 2
 
 
 def _weights(product: openvino.Node) -> _Weights | None:
@@ -116,21 +142,20 @@ def _use(product: openvino.Node, weights: openvino.Node) -> None:
     product.input(1).replace_source_output(matrix.output(0))
 
 
-def _add(
-    product: openvino.Node, offsets: npt.NDArray[np.float32], sums: dict[tuple[str, int], openvino.Output]
-) -> None:
-    """Add the product of the inputs with weights that are off by `offsets`, `[rows, groups]`, to `product`.
+def _add(product: openvino.Node, offsets: npt.NDArray[np.float32], sums: _Sums) -> None:
+    """Add the product of the inputs with weights that are off by `offsets`, `[rows, groups, 1]`, to `product`.
 
-    `sums` has the sums of the groups of inputs, `[.., groups]`, which several products share.
+    `sums` has those that products with the same inputs share.
     """
     inputs = product.input_value(0)
     key = (inputs.get_node().get_name(), inputs.get_index())
     if key not in sums:
-        groups = opset13.constant(np.array([0, 0, offsets.shape[1], GROUP_SIZE], np.int64))
+        rank = len(inputs.get_partial_shape())
+        groups = opset13.constant(np.array([*[0] * (rank - 1), offsets.shape[1], GROUP_SIZE], np.int64))
         grouped = opset13.reshape(inputs, groups, special_zero=True)
-        sums[key] = opset13.reduce_sum(grouped, opset13.constant(np.array([3], np.int64)), keep_dims=False).output(0)
+        sums[key] = opset13.reduce_sum(grouped, opset13.constant(np.array([rank], np.int64)), keep_dims=False).output(0)
     users = product.output(0).get_target_inputs()
-    added = opset13.matmul(sums[key], opset13.constant(np.ascontiguousarray(offsets)), False, True)
+    added = opset13.matmul(sums[key], opset13.constant(np.ascontiguousarray(offsets[..., 0])), False, True)
     total = opset13.add(product, added)
     total.output(0).set_names(product.output(0).get_names())
     product.output(0).set_names(set())
@@ -194,9 +219,11 @@ def _dequantised(weights: _Weights) -> openvino.Node:
 
 
 def _constant(values: npt.NDArray[np.uint8], bits: int) -> openvino.Node:
-    if bits == 8:
-        return opset13.constant(values)
+    return opset13.constant(values) if bits == 8 else _pairs(values, openvino.Type.u4)
+
+
+def _pairs(values: npt.NDArray[np.uint8], of: openvino.Type) -> openvino.Node:
+    """Return a constant of a type of 4 bits. `values` have its bits, from 0 to 15."""
     pairs = np.resize(values.reshape(-1), values.size + values.size % 2).reshape(-1, 2)
     packed = np.ascontiguousarray(pairs[:, 0] | pairs[:, 1] << np.uint8(4))
-    tensor = openvino.Tensor(packed, openvino.Shape([*values.shape]), openvino.Type.u4)
-    return opset13.constant(tensor, shared_memory=False)
+    return opset13.constant(openvino.Tensor(packed, openvino.Shape([*values.shape]), of), shared_memory=False)
