@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from byte_model import write_byte_model
+from paths import ROOT
 from serving import Server, lmi_check
+
+from lmi_handlers.core.redaction import is_secret
+from lmi_handlers.workers.environment import child_environment
 
 SECRETS = {
     "API_KEY": "the-api-key",
@@ -92,6 +97,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def check(seen: dict[str, str], *passed: str) -> None:
     assert {name: seen.get(name) for name in SECRETS if name in seen} == {name: SECRETS[name] for name in passed}
     assert {name: seen.get(name) for name in MEANT} == MEANT
+
+
+def test_no_secret_of_the_pages_is_forgotten() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("options.md", "operating.md"))
+    names = {name for name in re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", pages) if is_secret(name, "some text")}
+    assert {"API_KEY", "HF_TOKEN", "LMI_CONTINUATION_KEY", "LMI_ENGINE_KEY"} <= names
+    given = child_environment(dict.fromkeys(names, "some text"))
+    assert {name for name in given if "MAX_" not in name} == {"LMI_REDACTED_KEYS"}, "which has names of keys"
 
 
 def test_a_handler_gets_neither_credentials_nor_the_requests_key(serve: Serve, tmp_path: Path) -> None:

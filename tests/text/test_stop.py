@@ -35,6 +35,7 @@ def feed_all(matcher: StopMatcher, pieces: list[str]) -> list[str]:
 @given(PIECES, STOPS, st.booleans(), st.integers(0, 4))
 @example(["ab", "ab", "c"], ("abc",), False, 0)
 @example(["aa", "a"], ("aa",), False, 1)
+@example(["ab"], ("aba", "b"), False, 0)  # "b" ends first, within what may become "aba"
 def test_text_is_cut_at_the_first_match(
     pieces: list[str], stop: tuple[str, ...], include: bool, min_tokens: int
 ) -> None:
