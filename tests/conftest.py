@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -198,6 +200,24 @@ def tiny_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def tiny_vllm_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A shared server on vLLM with the random checkpoint and an adapter, for which there is no compiler."""
+    from lora import write_adapter
+
+    directory = tmp_path_factory.mktemp("vllm") / "m"
+    write_adapter(directory / "adapters" / "loud", 0.5, layers=2, width=128)
+    (directory / "adapters" / ".hidden").mkdir()
+    properties = (
+        f"option.model_id={tiny_llama}\noption.rolling_batch=vllm\noption.dtype=fp32\noption.enforce_eager=true\n"
+        "option.kv_cache_memory_bytes=128M\noption.max_model_len=2048\noption.enable_lora=true\n"
+    )
+    environ = {"CXX": str(directory / "nowhere"), "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled")}
+    server = Server(directory, properties, environ=environ)
+    yield server.wait_ready(500)
+    server.stop()
+
+
 ROLLING_BATCH = {
     "scheduler": "option.dtype=fp32\n",
     # On CPUs, vLLM compiles for a minute and takes most of the memory unless these options are set.
@@ -218,6 +238,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+_MAY_BE_LONG = re.compile(r"mark\.(long|needs)|model_server|\.MARKS")
+
+
+@functools.cache
+def may_have_long_tests(path: Path) -> bool:
+    """Whether a module has the name of one of the marks and fixtures that make a test `long`."""
+    return _MAY_BE_LONG.search(path.read_text()) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only long tests run, do not import the other modules, which would take as long as all of a module's tests."""
+    if (
+        config.option.markexpr == "long"
+        and collection_path.suffix == ".py"
+        and not may_have_long_tests(collection_path)
+    ):
+        return True
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave garbage while tests are collected. There is little, and looking for it would take a quarter of the time."""
@@ -231,7 +271,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need an optional library as `long`, and tests that use the real model as `model`.
 
-    Tests with the same id are an error of their collection.
+    Tests with the same id are an error of their collection, and so are long tests in a module that does not look so.
     """
     for nodeid in repeated(item.nodeid for item in items):
         cause = f"several tests have the id {nodeid}, and only one of them would run"
@@ -241,6 +281,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long)
         if "model_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)
+    for path in {item.path for item in items if item.get_closest_marker("long") is not None}:
+        if not may_have_long_tests(path):
+            cause = f"`make test-long` leaves {path.name} out, although it has long tests: see `may_have_long_tests`"
+            config.hook.pytest_collectreport(report=pytest.CollectReport(str(path), "failed", cause, []))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -154,7 +154,7 @@ def test_adapters_come_and_go(server: Server, store: Path) -> None:
         assert manage(server, method, path).status_code == 404
 
 
-def test_vllms_routes(server: Server) -> None:
+def test_routes_with_openais_client(server: Server) -> None:
     body = {"lora_name": "sql", "lora_path": "legal"}
     loaded = manage(server, "POST", "/v1/load_lora_adapter", json=body)
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'sql' added successfully.")

@@ -27,7 +27,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")]
 
-MAX_NEW = 24
+MAX_NEW = 16
 NEAR = 1e-3
 """Logits that are closer than this may be ordered differently. Those of two ways to compute them differ by about 1e-5."""
 
@@ -87,7 +87,7 @@ def check(model: Any, answers: list[list[int]], expected: list[list[int]]) -> No
 def test_answers_are_those_of_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_architecture(name)
     expected = generated(model)
-    assert len({token for answer in expected for token in answer}) > 4
+    assert len({token for answer in expected for token in answer}) > 3
     backend = TransformersBackend(make_architecture(name), max_prefill_tokens=48)
     check(model, served(backend), expected)
     if name in SEQUENTIAL and type(backend._runner) is not SequentialRunner:

@@ -29,8 +29,8 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
 
-NUM_PROMPTS = 20
-MAX_NEW = 64
+NUM_PROMPTS = 8
+MAX_NEW = 40
 DRAFT = 4
 NEAR = 2e-3
 """Logits that are closer than this may be ordered differently. Those of two libraries differ by about 1e-4."""
@@ -123,4 +123,4 @@ def test_greedy_answers_are_those_of_generate(reference: Reference, make: Any, t
             at = next(index for index in range(MAX_NEW) if answer[index] != expected[index])
             print(f"token {at}: {answer[at]} instead of {expected[at]}, whose logit is {lead[at]:.1e} greater")
             assert lead.max() < NEAR
-    assert ties <= 3
+    assert ties <= 2

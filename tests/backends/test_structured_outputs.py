@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import any_schemas, examples, object_schemas, schemas
 from server_sent_events import json_events
-from serving import Server, StartServer
+from serving import Server
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from backends.base import ModelFiles
@@ -541,14 +541,10 @@ def test_over_http(tiny_server: Server) -> None:
 
 
 @pytest.fixture
-def server_of(request: pytest.FixtureRequest, start_server: StartServer, tiny_llama: Path) -> Server:
+def server_of(request: pytest.FixtureRequest) -> Server:
     """A server on the engine that the test's parameter names."""
-    if request.param == "scheduler":
-        shared: Server = request.getfixturevalue("tiny_server")
-        return shared
-    properties = f"option.model_id={tiny_llama}\noption.rolling_batch={request.param}\noption.dtype=fp32\n"
-    limits = "option.enforce_eager=true\noption.kv_cache_memory_bytes=128M\noption.max_model_len=2048\n"
-    return start_server(properties + limits)
+    server: Server = request.getfixturevalue("tiny_server" if request.param == "scheduler" else "tiny_vllm_server")
+    return server
 
 
 TOKENS = 200

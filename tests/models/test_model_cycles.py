@@ -14,7 +14,7 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-CYCLES = 20
+CYCLES = 8
 
 
 def memory(server: StoreServer) -> int:

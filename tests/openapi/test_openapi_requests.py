@@ -306,12 +306,6 @@ def test_every_operation(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 
 
-@pytest.mark.long
-@each_operation(without_json_lines(), 24, boundaries=False, but=OTHER_NAMES)
-def test_every_operation_longer(operation: Operation, echo_server: Server) -> None:
-    check_operation(echo_server, operation)
-
-
 @each_operation(DOCUMENT, 15, boundaries=False, only=rf"{OTHER_NAMES}|^/invocations")
 def test_batches_and_route_aliases(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)

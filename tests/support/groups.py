@@ -18,11 +18,16 @@ FIRST = (
     "tests/system/test_container.py",
     "tests/system/test_faults.py",
     "tests/openapi/test_openapi_requests.py",
+    "tests/backends/test_greedy_equality.py",
+    "tests/models/test_model_cycles.py",
     "tests/system/test_release.py",
     "tests/backends/test_openvino_checkpoint.py",
     "tests/backends/test_images.py",
     "tests/custom_code/test_custom_code_start.py",
     "tests/backends/test_cross_encoders.py",
+    "tests/backends/test_openvino_quantize.py",
+    "tests/custom_code/test_formatters_on_transformers.py",
+    "tests/system/test_tutorial.py",
     "tests/web/test_gunicorn_alone.py",
     "tests/custom_code/test_published_handlers.py",
     "tests/system/test_example_programs.py",
@@ -37,8 +42,8 @@ FIRST = (
 )
 """Groups that take longer than their number of tests tells, the longest first. One that began last would run alone."""
 
-_OF_SERVERS = ("test_vllm_server.py", "test_remote_engines.py")
-"""Modules of tests/backends that do not load vLLM into the test process."""
+_OF_SERVERS = ("test_vllm_server.py", "test_remote_engines.py", "test_structured_outputs.py")
+"""Modules of tests/backends that do not load vLLM into the test process. Elsewhere, only tests of parsers do."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # has no types
@@ -61,7 +66,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # has no types
         if "ray_serve" in path:
             return "ray"
         if "vllm" in nodeid.lower():
-            is_server = "backends" not in path or path.endswith(_OF_SERVERS)
+            is_server = path.endswith(_OF_SERVERS) or not ("backends" in path or "output_parsers" in path)
             return "vllm server" if is_server else "vllm library"
         return "model server" if "[scheduler" in nodeid else path
 

@@ -1,6 +1,6 @@
 """Runs requests on vLLM's second model runner, as a program that prints their results as JSON.
 
-Triton's interpreter runs the kernels on the CPU, at a few seconds per step.
+Triton's interpreter runs the kernels on the CPU, at a few seconds per step for a vocabulary of 50,000.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
     for backend_class in VLLMBackend, LmiDistBackend:  # without a model
         backend_class.check_options(serving_properties())
-    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152, thinking=THINKING)
+    vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
+    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=vocab_size, thinking=THINKING)
     backend = VLLMBackend.load(files, serving_properties(**OPTIONS), lambda phase: None)
     token_ids: dict[str, list[int]] = {}
     refused = {}

@@ -57,8 +57,12 @@ def test_this_server_in_teis_place(start_server: StartServer, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_this_server_with_a_real_model(model_server_once: Server, tmp_path: Path) -> None:
-    check_ours(model_server_once.url, *ON_ANY_SERVER, tmp_path=tmp_path)
+def test_this_server_with_a_model(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
+    """Its weights are random, and only its template for chats is made for this."""
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\\n{% endfor %}"
+    engine = "option.rolling_batch=scheduler\noption.dtype=fp32\noption.max_model_len=512\n"
+    server = start_server(f"{engine}option.model_id={tiny_llama}\noption.chat_template={template}\n")
+    check_ours(server.url, *ON_ANY_SERVER, tmp_path=tmp_path)
 
 
 def test_accepted_differences_do_not_count(echo_server: Server) -> None:
