@@ -110,16 +110,22 @@ def call(server: Server, case: str, kind: str = "") -> requests.Response:
     return requests.post(f"{server.url}/invocations", kind or "x", headers={"X-Case": case}, timeout=60)
 
 
-@pytest.fixture(scope="module", params=[ASYNCHRONOUS, SYNCHRONOUS], ids=["asynchronous", "synchronous"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = start(tmp_path_factory, request.param)
-    yield server.wait_ready()
-    server.stop()
+@pytest.fixture(scope="module", params=["asynchronous", "synchronous"])
+def server(request: pytest.FixtureRequest) -> Server:
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 @pytest.fixture(scope="module")
 def asynchronous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start(tmp_path_factory, ASYNCHRONOUS)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start(tmp_path_factory, SYNCHRONOUS)
     yield server.wait_ready()
     server.stop()
 

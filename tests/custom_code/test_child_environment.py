@@ -107,8 +107,17 @@ def test_no_secret_of_the_pages_is_forgotten() -> None:
     assert {name for name in given if "MAX_" not in name} == {"LMI_REDACTED_KEYS"}, "which has names of keys"
 
 
-def test_a_handler_gets_neither_credentials_nor_the_requests_key(serve: Serve, tmp_path: Path) -> None:
-    seen, properties = serve({"model.py": HANDLER}).invoke({}, headers=KEY).json()
+def test_neither_pip_nor_a_handler_gets_credentials_or_the_requests_key(serve: Serve, tmp_path: Path) -> None:
+    support = str(Path(__file__).parent.parent / "support")
+    files = {
+        "model.py": HANDLER,
+        "requirements.txt": "./package\n",
+        "package/pyproject.toml": "[build-system]\nrequires=[]\nbuild-backend='build'\nbackend-path=['.']\n",
+        "package/build.py": WRITE.format(path=str(tmp_path / "seen.json")) + BUILD.format(support=support),
+    }
+    server = serve(files, "option.install_requirements=true\n")
+    check(json.loads((tmp_path / "seen.json").read_text()))
+    seen, properties = server.invoke({}, headers=KEY).json()
     check(seen)
     assert properties["X-Mine"] == "yes"
     assert not [name for name, value in properties.items() if "the-api-key" in value]
@@ -126,39 +135,24 @@ def test_a_handler_gets_what_the_operator_names_and_the_header_if_the_server_has
     assert properties["Authorization"] == "Bearer the-api-key"
 
 
-def test_formatters_get_neither(serve: Serve, tmp_path: Path) -> None:
-    server = serve({"model.py": FORMATTER}, "option.rolling_batch=echo\n")
-    assert server.invoke({}, headers=KEY).status_code == 200
-    seen, properties = json.loads((tmp_path / "m" / "seen.json").read_text())
-    check(seen)
-    assert properties["X-Mine"] == "yes"
-    assert not [name for name, value in properties.items() if "the-api-key" in value]
-
-
-def test_what_pip_runs_gets_no_credentials(serve: Serve, tmp_path: Path) -> None:
-    support = str(Path(__file__).parent.parent / "support")
-    files = {
-        "model.py": HANDLER,
-        "requirements.txt": "./package\n",
-        "package/pyproject.toml": "[build-system]\nrequires=[]\nbuild-backend='build'\nbackend-path=['.']\n",
-        "package/build.py": WRITE.format(path=str(tmp_path / "seen.json")) + BUILD.format(support=support),
-    }
-    serve(files, "option.install_requirements=true\n")
-    check(json.loads((tmp_path / "seen.json").read_text()))
-
-
-def test_remote_code_gets_no_credentials(serve: Serve, tmp_path: Path) -> None:
+def test_neither_remote_code_nor_formatters_get_credentials(serve: Serve, tmp_path: Path) -> None:
     directory = tmp_path / "m"
     directory.mkdir()
     write_byte_model(directory)
     config = {"tokenizer_class": "Mine", "eos_token": "</s>", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
     files = {
+        "model.py": FORMATTER,
         "mine.py": WRITE.format(path=str(tmp_path / "seen.json")) + TOKENIZER,
         "tokenizer_config.json": json.dumps(config),
     }
-    serve(
+    server = serve(
         files,
         "option.rolling_batch=echo\noption.model_id=.\noption.trust_remote_code=true\n",
         HF_MODULES_CACHE=str(tmp_path / "modules"),
     )
     check(json.loads((tmp_path / "seen.json").read_text()))
+    assert server.invoke({}, headers=KEY).status_code == 200
+    seen, properties = json.loads((directory / "seen.json").read_text())
+    check(seen)
+    assert properties["X-Mine"] == "yes"
+    assert not [name for name, value in properties.items() if "the-api-key" in value]

@@ -14,8 +14,9 @@ import pytest
 import requests
 from custom_handlers import CONCURRENT, GENERATES
 from facts import Said, says
+from lmi_command import ended
 from raw_http import connect, head
-from serving import Server
+from serving import ENVIRON, Server
 from waiting import wait_until
 
 
@@ -160,7 +161,8 @@ def test_generators_that_are_not_asynchronous_run_beside_each_other(
 
 def test_handle_may_be_an_asynchronous_generator(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(GENERATES)
-    server = Server(tmp_path, "").wait_ready()
-    answer = call(server, "", "sent")
-    assert (answer.text, answer.headers["Content-Type"]) == ("loadedsent", "text/plain")
-    server.stop()
+    done = ended(
+        "run", "--model-dir", str(tmp_path), "--input", "-", "-i", folder=tmp_path, environ=ENVIRON, content=b"sent"
+    )
+    assert (done.returncode, done.stdout) == (0, b"loadedsent")
+    assert b"Content-Type: text/plain" in done.stderr.splitlines()

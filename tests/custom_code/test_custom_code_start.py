@@ -12,7 +12,8 @@ import pytest
 import requests
 from custom_handlers import PATCHED
 from facts import says
-from serving import Server, lmi_check
+from lmi_command import ended
+from serving import ENVIRON, Server, lmi_check
 from waiting import wait_until
 
 HANDLER = "def handle(inputs):\n    return None\n"
@@ -36,11 +37,11 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 
 def test_check_says_what_will_run(tmp_path: Path) -> None:
     properties = "option.mine=1\noption.dtype=fp16\nminWorkers=2\n"
-    ended = lmi_check(write(tmp_path / "m", {"model.py": HANDLER, "serving.properties": properties}))
-    assert ended.returncode == 0, ended.stderr
-    assert says(ended.stdout, f"own code {tmp_path}/m/model.py handle(inputs)")
-    assert "passed on to model.py" in ended.stdout
-    assert "no effect on" not in ended.stdout
+    checked = lmi_check(write(tmp_path / "m", {"model.py": HANDLER, "serving.properties": properties}))
+    assert checked.returncode == 0, checked.stderr
+    assert says(checked.stdout, f"own code {tmp_path}/m/model.py handle(inputs)")
+    assert "passed on to model.py" in checked.stdout
+    assert "no effect on" not in checked.stdout
 
 
 @pytest.mark.parametrize(
@@ -55,22 +56,22 @@ def test_check_says_what_will_run(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_that_need_no_import(tmp_path: Path, files: dict[str, str], error: str) -> None:
-    ended = lmi_check(write(tmp_path / "m", files))
-    assert ended.returncode == 1
-    assert says(ended.stderr, error.format(tmp_path / "m"))
+    checked = lmi_check(write(tmp_path / "m", files))
+    assert checked.returncode == 1
+    assert says(checked.stderr, error.format(tmp_path / "m"))
 
 
 def test_check_imports_the_code_and_makes_the_first_call_unless_it_is_told_not_to(tmp_path: Path) -> None:
     script = "print('noise')\nopen('imported', 'w')\ndef handle(inputs):\n    open('called', 'w')\n"
     directory = write(tmp_path / "m", {"model.py": script})
-    ended = lmi_check(directory, "--no-code")
-    assert ended.returncode == 0
-    assert says(ended.stdout, "not loaded --no-code")
+    checked = lmi_check(directory, "--no-code")
+    assert checked.returncode == 0
+    assert says(checked.stdout, "not loaded --no-code")
     assert not (directory / "imported").exists()
-    ended = lmi_check(directory)
-    assert ended.returncode == 0
-    assert f"Loading {directory}/model.py, and calling handle once without content ..\nIt works." in ended.stdout
-    assert (ended.stdout.count("noise"), ended.stderr) == (0, "noise\n")
+    checked = lmi_check(directory)
+    assert checked.returncode == 0
+    assert f"Loading {directory}/model.py, and calling handle once without content ..\nIt works." in checked.stdout
+    assert (checked.stdout.count("noise"), checked.stderr) == (0, "noise\n")
     assert (directory / "called").exists()
 
 
@@ -112,12 +113,12 @@ LIMITS = {HANGS: "option.model_loading_timeout=6\n", LOOPS: "option.model_loadin
 )
 def test_check_shows_file_line_and_the_authors_frames(tmp_path: Path, script: str, error: str) -> None:
     files = {"model.py": script, "beside.py": "print(\n", "serving.properties": LIMITS.get(script, "")}
-    ended = lmi_check(write(tmp_path / "m", files))
-    assert ended.returncode == 1
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
+    checked = lmi_check(write(tmp_path / "m", files))
+    assert checked.returncode == 1
+    (line,) = [line for line in checked.stderr.splitlines() if line.startswith("lmi: error: ")]
     assert line.startswith(f"lmi: error: {tmp_path}/m/")
     assert says(line, error)
-    assert "lmi_handlers" not in ended.stderr
+    assert "lmi_handlers" not in checked.stderr
 
 
 @pytest.mark.parametrize(
@@ -150,55 +151,70 @@ def test_code_that_does_not_load_ends_the_server_and_shows_in_ping_and_log(
     assert f'File "{tmp_path}/m/model.py", {line.partition(":")[0]}, in ' in entry["exception"]
 
 
-def test_ping_says_what_is_being_loaded(tmp_path: Path, servers: list[Server]) -> None:
-    script = UNTIL_GO + HANDLER
-    server = Server(write(tmp_path / "m", {"model.py": script}), "")
-    servers.append(server)
-    server.wait_listening()
-    wait_until(lambda: server.ping().json()["m"].get("phase") == "preparing the model")
-    assert server.invoke({}).status_code == 503
-    (tmp_path / "m" / "go").touch()
-    server.wait_ready()
+FRAGILE = f"""{UNTIL_GO}
+if os.path.exists("broken"):
+    raise OSError("a disk has gone")
 
 
-def test_code_that_cannot_be_loaded_again_shows_in_ping(tmp_path: Path, servers: list[Server]) -> None:
-    script = (
-        "import os\nif os.path.exists('broken'):\n    raise OSError('a disk has gone')\n\n"
-        "def handle(inputs):\n    if not inputs.is_empty():\n        os._exit(1)\n"
-    )
-    server = Server(write(tmp_path / "m", {"model.py": script}), "")
-    servers.append(server)
-    server.wait_ready()
-    (tmp_path / "m" / "broken").touch()
-    assert requests.post(f"{server.url}/invocations", b"x", timeout=60).status_code == 424
-    wait_until(lambda: "a disk has gone" in server.ping().text)
-    assert f"{tmp_path}/m/model.py, line 3: OSError: a disk has gone" in server.ping().json()["m"]["phase"]
-    (tmp_path / "m" / "broken").unlink()
-    server.wait_ready()
+def handle(inputs):
+    if not inputs.is_empty():
+        os._exit(1)
+"""
 
 
-def test_code_may_patch_the_standard_library_as_gevent_does(tmp_path: Path, servers: list[Server]) -> None:
-    server = Server(write(tmp_path / "m", {"model.py": PATCHED}), "")
-    servers.append(server)
-    server.wait_ready()
-    assert requests.post(f"{server.url}/invocations", b"x", timeout=60).content == b"part" * 3
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose code has been loaded only after the first test."""
+    directory = write(tmp_path_factory.mktemp("fragile") / "m", {"model.py": FRAGILE})
+    server = Server(directory, "").wait_listening()
+    yield server
+    server.stop()
 
 
-def test_a_pool_that_dies_is_restarted(tmp_path: Path, servers: list[Server]) -> None:
-    script = "import time\n\ndef handle(inputs):\n    if not inputs.is_empty():\n        time.sleep(60)\n"
-    server = Server(write(tmp_path / "m", {"model.py": script}), "")
-    servers.append(server)
-    server.wait_ready()
-    pool = server.supervised("lmi_handlers.custom_code.pool")
+@pytest.fixture
+def loaded(fragile: Server) -> Server:
+    (fragile.directory / "go").touch()
+    return fragile.wait_ready()
+
+
+def test_ping_says_what_is_being_loaded(fragile: Server) -> None:
+    wait_until(lambda: fragile.ping().json()["m"].get("phase") == "preparing the model")
+    assert fragile.invoke({}).status_code == 503
+
+
+def test_code_that_cannot_be_loaded_again_shows_in_ping(loaded: Server) -> None:
+    (loaded.directory / "broken").touch()
+    assert requests.post(f"{loaded.url}/invocations", b"x", timeout=60).status_code == 424
+    wait_until(lambda: "a disk has gone" in loaded.ping().text)
+    assert f"{loaded.directory}/model.py, line 6: OSError: a disk has gone" in loaded.ping().json()["m"]["phase"]
+    (loaded.directory / "broken").unlink()
+    loaded.wait_ready()
+
+
+def test_a_pool_that_dies_is_restarted(loaded: Server) -> None:
+    before = loaded.log
+    pool = loaded.supervised("lmi_handlers.custom_code.pool")
     children = pool.children(recursive=True)
     pool.kill()
     wait_until(lambda: not any(child.is_running() for child in children))
-    wait_until(lambda: "pool process ended" in server.log and server.log.count("model code ready") == 2)
-    server.wait_ready()
-    assert server.supervised("lmi_handlers.custom_code.pool") != pool
-    messages = [json.loads(line)["message"] for line in server.log.splitlines() if line.startswith("{")]
+    wait_until(lambda: loaded.log.count("model code ready") > before.count("model code ready"))
+    loaded.wait_ready()
+    assert loaded.supervised("lmi_handlers.custom_code.pool") != pool
+    messages = [json.loads(line)["message"] for line in loaded.log.splitlines() if line.startswith("{")]
     assert "pool process ended" in messages
     assert not [message for message in messages if "engine" in message]
+
+
+def run(directory: Path) -> bytes:
+    """What `lmi run` prints."""
+    arguments = ("run", "--model-dir", str(directory), "--input", "-")
+    done = ended(*arguments, folder=directory, environ=ENVIRON, content=b"{}")
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_code_may_patch_the_standard_library_as_gevent_does(tmp_path: Path) -> None:
+    assert run(write(tmp_path / "m", {"model.py": PATCHED})) == b"part" * 3
 
 
 ASYNC_HANDLE = """
@@ -207,25 +223,22 @@ async def handle(inputs):
 """
 
 
-def test_asynchronous_handle_takes_the_place_of_lmis_asynchronous_handler(
-    tmp_path: Path, servers: list[Server]
-) -> None:
+def test_asynchronous_handle_takes_the_place_of_lmis_asynchronous_handler(tmp_path: Path) -> None:
     """As in LMI, whose documents set both. One that is not asynchronous is refused beside an engine."""
     name = "djl_python.lmi_vllm.vllm_async_service"
     properties = f"option.entryPoint={name}\noption.async_mode=true\noption.rolling_batch=disable\n"
-    directory = write(tmp_path / "m", {"model.py": "from djl_python import Output\n" + ASYNC_HANDLE})
-    server = Server(directory, properties)
-    servers.append(server)
-    assert server.wait_ready().invoke({}).content == b"mine"
+    files = {"model.py": "from djl_python import Output\n" + ASYNC_HANDLE, "serving.properties": properties}
+    directory = write(tmp_path / "m", files)
+    assert run(directory) == b"mine"
     (directory / "model.py").write_text(HANDLER)
     assert says(lmi_check(directory).stderr, "model.py handle not supported")
 
 
 def test_functions_for_adapters_are_named_if_nobody_calls_them(tmp_path: Path) -> None:
     script = HANDLER + "def update_adapter(inputs):\n    pass\n"
-    ended = lmi_check(write(tmp_path / "m", {"model.py": script}), "--no-code")
-    assert ended.returncode == 0
-    assert says(ended.stdout, "m/model.py update_adapter not register_adapter(inputs) beside")
+    checked = lmi_check(write(tmp_path / "m", {"model.py": script}), "--no-code")
+    assert checked.returncode == 0
+    assert says(checked.stdout, "m/model.py update_adapter not register_adapter(inputs) beside")
     with_all = script + "def register_adapter(inputs):\n    pass\n"
-    ended = lmi_check(write(tmp_path / "all", {"model.py": with_all}), "--no-code")
-    assert (ended.returncode, "is not called" in ended.stdout) == (0, False)
+    checked = lmi_check(write(tmp_path / "all", {"model.py": with_all}), "--no-code")
+    assert (checked.returncode, "is not called" in checked.stdout) == (0, False)

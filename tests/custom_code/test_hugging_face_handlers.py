@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import requests
-from serving import Server
+from facts import says
+from serving import Server, lmi_check
 from tiny_models import make_model
 
 HANDLE = "from djl_python.huggingface import handle\n"
@@ -63,6 +64,20 @@ def handle(inputs: Input) -> Output:
 """
 
 
+STREAM = {"X-Stream": "yes"}
+BOTH = """
+import streams
+from djl_python.huggingface import handle as handle_of_lmi
+
+
+def handle(inputs):
+    if inputs.is_empty():
+        streams.handle(inputs)
+        return handle_of_lmi(inputs)
+    return (streams.handle if inputs.get_property("X-Stream") else handle_of_lmi)(inputs)
+"""
+
+
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model whose tokenizer has one token per byte."""
@@ -82,23 +97,26 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def started() -> Iterator[list[Server]]:
-    servers: list[Server] = []
-    yield servers
-    for server in servers:
-        server.stop()
+@pytest.fixture(scope="module")
+def server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """LMI's handler, and one that streams: torch is imported once."""
+    directory = shutil.copytree(model_files, tmp_path_factory.mktemp("both") / "m")
+    (directory / "model.py").write_text(BOTH)
+    (directory / "streams.py").write_text(STREAMS)
+    server = Server(directory, "")
+    yield server.wait_ready()
+    server.stop()
 
 
-def serve(started: list[Server], model_files: Path, directory: Path, code: str, properties: str = "") -> Server:
-    shutil.copytree(model_files, directory, dirs_exist_ok=True)
-    (directory / "model.py").write_text(code)
-    started.append(Server(directory, properties))
-    return started[-1].wait_ready()
+def test_the_handler_of_lmi_may_be_all_of_a_model_py(model_files: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(model_files, tmp_path / "m")
+    (directory / "model.py").write_text(HANDLE)
+    checked = lmi_check(directory, "--no-code")
+    assert checked.returncode == 0, checked.stderr
+    assert says(checked.stdout, f"own code {directory}/model.py")
 
 
-def test_the_handler_of_lmi(started: list[Server], model_files: Path, tmp_path: Path) -> None:
-    server = serve(started, model_files, tmp_path, HANDLE)
+def test_the_handler_of_lmi(server: Server) -> None:
     body = {"inputs": ["abc", "de"], "parameters": {"max_new_tokens": 5, "do_sample": False}}
     answer = server.invoke(body)
     assert answer.status_code == 200, answer.text
@@ -113,24 +131,26 @@ def test_the_handler_of_lmi(started: list[Server], model_files: Path, tmp_path: 
     assert "the request cannot be read" in wrong.json()["error"]
 
 
-def test_a_parser_of_the_handlers_own_and_a_dynamic_batch(
-    started: list[Server], model_files: Path, tmp_path: Path
-) -> None:
-    server = serve(started, model_files, tmp_path, ADAPTED, "batch_size=2\nmax_batch_delay=50\n")
-    answer = server.invoke({"prompt": "abc"})
-    assert answer.status_code == 200, answer.text + server.log
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.json()[0]["generated_text"].startswith("abc")
+def test_a_parser_of_the_handlers_own_and_a_dynamic_batch(model_files: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(model_files, tmp_path / "m")
+    (directory / "model.py").write_text(ADAPTED)
+    server = Server(directory, "batch_size=2\nmax_batch_delay=50\n")
+    try:
+        answer = server.wait_ready().invoke({"prompt": "abc"})
+        assert answer.status_code == 200, answer.text + server.log
+        assert answer.headers["Content-Type"] == "application/json"
+        assert answer.json()[0]["generated_text"].startswith("abc")
+    finally:
+        server.stop()
 
 
-def test_a_stream_of_texts(started: list[Server], model_files: Path, tmp_path: Path) -> None:
-    server = serve(started, model_files, tmp_path, STREAMS)
+def test_a_stream_of_texts(server: Server) -> None:
     parameters = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    answer = server.invoke({"inputs": ["abc", "de"], "parameters": parameters})
+    answer = server.invoke({"inputs": ["abc", "de"], "parameters": parameters}, headers=STREAM)
     assert answer.headers["Content-Type"] == "application/jsonlines"
     steps = [json.loads(line)["outputs"] for line in answer.text.splitlines()]
     assert [len(step) for step in steps] == [2] * 6
-    failed = server.invoke({"inputs": ["abc"], "parameters": {"max_new_tokens": 6, "nonsense": True}})
+    failed = server.invoke({"inputs": ["abc"], "parameters": {"max_new_tokens": 6, "nonsense": True}}, headers=STREAM)
     assert failed.status_code == 424  # nothing had been sent
     assert "nonsense" in failed.json()["error"]
-    assert server.invoke({"inputs": ["abc"], "parameters": parameters}).status_code == 200
+    assert server.invoke({"inputs": ["abc"], "parameters": parameters}, headers=STREAM).status_code == 200

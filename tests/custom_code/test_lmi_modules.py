@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 from facts import says
-from serving import Server
+from model_store import StoreServer
 
 from lmi_handlers.custom_code import lmi_modules
 from lmi_handlers.custom_code.outputs import Output
@@ -189,60 +189,52 @@ def handle(inputs):
     return Output().add_stream_content(iter(ITEMS), output_formatter=lambda name: f"<{name}>")
 """
 
-ServerOf = Callable[[str], Server]
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    files = {"asynchronous": {"model.py": ASYNCHRONOUS}, "streams": {"model.py": STREAMS}}
+    server = StoreServer(tmp_path_factory.mktemp("handlers"), dict.fromkeys(files, ""), files=files)
+    yield server.wait_ready()  # type: ignore[misc]
+    server.stop()
 
 
-@pytest.fixture
-def server_of(tmp_path: Path) -> Iterator[ServerOf]:
-    started: list[Server] = []
-
-    def start(code: str) -> Server:
-        (tmp_path / "model.py").write_text(code)
-        started.append(Server(tmp_path, "").wait_ready())
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.stop()
+def invoke(server: StoreServer, body: object, **options: object) -> requests.Response:
+    return server.invoke(body, path="/predictions/asynchronous", **options)
 
 
-def test_documented_asynchronous_handler(server_of: ServerOf) -> None:
-    server = server_of(ASYNCHRONOUS)
-    answer = server.invoke({"inputs": "hé"})
+def test_documented_asynchronous_handler(server: StoreServer) -> None:
+    answer = invoke(server, {"inputs": "hé"})
     assert (answer.status_code, answer.content) == (200, '{"generated_text": "hé"}\n'.encode())
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["X-Model"] == "mine"
-    refused = server.invoke({"inputs": "x", "code": 429})
+    refused = invoke(server, {"inputs": "x", "code": 429})
     assert (refused.status_code, refused.json()) == (429, {"code": 429, "error": "not today"})
-    stream = server.invoke({"inputs": "one two end three", "stream": True})
+    stream = invoke(server, {"inputs": "one two end three", "stream": True})
     assert stream.headers["Content-Type"] == "application/jsonlines"
     assert stream.text == '{"word": "ONE"}\n{"word": "TWO"}\n{"word": "END"}\n'
-    broken = server.invoke({"inputs": "one fail two", "stream": True}).text.splitlines()
+    broken = invoke(server, {"inputs": "one fail two", "stream": True}).text.splitlines()
     assert broken == ['{"word": "ONE"}', '{"code": 424, "error": "this word is not allowed"}']
-    history = server.invoke({"inputs": "a b", "stream": "history"}).text.splitlines()
+    history = invoke(server, {"inputs": "a b", "stream": "history"}).text.splitlines()
     assert [json.loads(line) for line in history] == [{"all": ["a"]}, {"all": ["a", "b"]}]
 
 
-def test_documented_sessions_of_an_asynchronous_handler(server_of: ServerOf) -> None:
-    server = server_of(ASYNCHRONOUS)
-    begun = server.invoke({"session": "new"})
+def test_documented_sessions_of_an_asynchronous_handler(server: StoreServer) -> None:
+    begun = invoke(server, {"session": "new"})
     session_id, expires = begun.headers["X-Amzn-SageMaker-Session-Id"].split("; ")
     assert begun.json() == {"result": f"Session {session_id} created"}
     assert expires.startswith("Expires=20")
     headers = {"X-Amzn-SageMaker-Session-Id": session_id}
-    assert server.invoke({"session": "look"}, headers=headers).json() == {"known": True}
-    assert server.invoke({"session": "look"}).json() == {"known": False}
-    closed = server.invoke({"session": "close"}, headers=headers)
+    assert invoke(server, {"session": "look"}, headers=headers).json() == {"known": True}
+    assert invoke(server, {"session": "look"}).json() == {"known": False}
+    closed = invoke(server, {"session": "close"}, headers=headers)
     assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == session_id
-    again = server.invoke({"session": "close"}, headers=headers)
+    again = invoke(server, {"session": "close"}, headers=headers)
     assert (again.status_code, again.json()["code"]) == (424, 424)
 
 
-def test_items_of_a_stream(server_of: ServerOf) -> None:
-    server = server_of(STREAMS)
-
+def test_items_of_a_stream(server: StoreServer) -> None:
     def body(kind: str) -> bytes:
-        return requests.post(f"{server.url}/invocations", data=kind, timeout=60).content
+        return requests.post(f"{server.url}/predictions/streams", data=kind, timeout=60).content
 
     assert body("default") == b'{"outputs": ["a", "\\u00e9"]}\n{"outputs": "b"}\n{"outputs": {"c": 1}}\n'
     assert body("none") == b'bc[\n  "d"\n]'

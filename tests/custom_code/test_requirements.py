@@ -69,14 +69,17 @@ def packages(tmp_path: Path) -> list[Path]:
 
 
 def test_wheels_are_installed_once_and_never_into_the_servers_environment(serve: Serve, tmp_path: Path) -> None:
-    directory = write(tmp_path / "m")
+    directory = write(tmp_path / "m", "colours\nmsgspec\n")
     write_wheel(directory / "requirements", "colours", "1.0", "import shades\nNAME = shades.NAME\n", ("shades",))
     write_wheel(directory / "requirements", "shades", "2.0", "NAME = 'red'\n")
+    write_wheel(directory / "requirements", "msgspec", "0.0.1", "1 / 0")
     server = serve().wait_ready()
     [folder] = packages(tmp_path)
     file = next(folder.glob("lib/*/site-packages/colours.py"))
     assert call(server) == ["red", str(file), True]
     assert "Successfully installed colours-1.0 shades-2.0" in server.log
+    assert "Requirement already satisfied: msgspec" in server.log, "what the server has"
+    assert not [*folder.glob("lib/*/site-packages/msgspec*")]
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("colours")
     server.stop()
@@ -106,15 +109,6 @@ def test_formatters_beside_an_engine_get_their_packages(serve: Serve, tmp_path: 
     server = serve(properties=f"{OPTION}option.rolling_batch=echo\n").wait_ready()
     answer = server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 1}})
     assert "red dark" in answer.text
-
-
-def test_what_the_server_has_is_not_installed_again(serve: Serve, tmp_path: Path) -> None:
-    directory = write(tmp_path / "m", "msgspec\n", HANDLER.replace("colours", "msgspec").replace(".NAME", ".__name__"))
-    write_wheel(directory / "requirements", "msgspec", "0.0.1", "1 / 0")
-    server = serve().wait_ready()
-    assert "Requirement already satisfied: msgspec" in server.log
-    [folder] = packages(tmp_path)
-    assert not [*folder.glob("lib/*/site-packages/msgspec*")]
 
 
 @pytest.mark.long

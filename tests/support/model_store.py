@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,10 @@ ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
 
 class StoreServer(Server):
-    """`lmi serve --model-store`, or without that option if `arguments` or `environ` say where the models are."""
+    """`lmi serve --model-store`, or without that option if `arguments` or `environ` say where the models are.
+
+    `models` has the properties of each, and `files` more files of some: texts, by their path.
+    """
 
     def __init__(
         self,
@@ -25,11 +29,16 @@ class StoreServer(Server):
         *arguments: str,
         environ: dict[str, str] | None = None,
         names_store: bool = True,
+        files: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.store = directory / "store"
         self.store.mkdir(parents=True)
         for name, properties in models.items():
             self.add(name, properties)
+        for name, texts in (files or {}).items():
+            for place, text in texts.items():
+                (self.store / name / place).parent.mkdir(parents=True, exist_ok=True)
+                (self.store / name / place).write_text(text)
         port = free_port()
         command = [
             sys.executable,
@@ -77,6 +86,15 @@ class StoreServer(Server):
     def manager(self) -> psutil.Process:
         """The process that loads and unloads models."""
         return self.supervised("lmi_handlers.launch.model_manager")
+
+    def processes_of(self, model: str, module: str) -> list[psutil.Process]:
+        """The processes that run this module in the folder of a model."""
+        folder, found = str((self.store / model).resolve()), []
+        for child in self.manager().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                if module in child.cmdline() and f"{child.cwd()}/".startswith(f"{folder}/"):
+                    found.append(child)
+        return found
 
     def engines(self) -> list[psutil.Process]:
         """All engine processes."""
