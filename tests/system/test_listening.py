@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -74,63 +75,50 @@ def test_the_image_does_not_guess() -> None:
     assert "    LMI_HOST=0.0.0.0 \\\n" in (ROOT / "sagemaker" / "Dockerfile").read_text()
 
 
-@pytest.mark.parametrize(
-    ("host", "key", "option", "told", "console"),
-    [
-        ("127.0.0.1", "", "", "only machine --host 0.0.0.0 without key", "on"),
-        (
-            "127.0.0.1",
-            "secret",
-            "",
-            "only machine --host 0.0.0.0 with API_KEY",
-            "key",
-        ),
-        ("0.0.0.0", "", "", "other machines connect without API_KEY", "others"),
-        (
-            "0.0.0.0",
-            "",
-            "option.console=true\n",
-            "other machines connect without API_KEY",
-            "on",
-        ),
-        ("127.0.0.1", "", "option.console=false\n", "only machine connect", "option"),
-    ],
-)
-def test_the_log_says_who_can_connect_and_where_the_console_is(
-    tmp_path: Path, host: str, key: str, option: str, told: str, console: str
-) -> None:
-    port = free_port()
-    environ = {"LOG_FORMAT": "text", "API_KEY": key}
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--host", host, "--port", str(port)]
-    server = Server(tmp_path / "m", ECHO + option, command=command, port=port, environ=environ)
+def assert_says(server: Server, told: str, console: str) -> None:
+    """Check the line about who can connect, and whether the page at `/` is the console."""
     ends = {
-        "on": f"console: http://127.0.0.1:{port}/",
+        "on": f"console: http://127.0.0.1:{server.port}/",
         "key": "no console, because an API_KEY is set (option.console=true)",
         "others": "no console, because others than this machine can connect (option.console=true)",
         "option": "no console, because of option.console=false",
     }
-    try:
-        server.wait_ready()
-        [line] = [line for line in server.log.splitlines() if "can connect" in line]
-        assert says(line, told)
-        assert line.endswith(ends[console])
-        page = requests.get(f"{server.url}/", headers={"Accept": "text/html"}, timeout=60).text
-        assert ("console/main.js" in page) == (console == "on")
-    finally:
-        server.stop()
+    [line] = [line for line in server.log.splitlines() if "can connect" in line]
+    said = json.loads(line)["message"] if line.startswith("{") else line
+    assert says(said, told)
+    assert said.endswith(ends[console])
+    page = requests.get(f"{server.url}/", headers={"Accept": "text/html"}, timeout=60).text
+    assert ("console/main.js" in page) == (console == "on")
 
 
-@pytest.mark.parametrize("variables", [{}, {"SAGEMAKER_BIND_TO_PORT": "1"}], ids=["here", "sagemaker"])
-def test_without_a_host_only_a_container_listens_on_all_interfaces(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_the_log_says_that_only_this_machine_can_connect(echo_server: Server, guarded_server: Server) -> None:
+    assert_says(echo_server, "only machine --host 0.0.0.0 without key", "on")
+    assert_says(guarded_server, "only machine --host 0.0.0.0 with API_KEY", "key")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "option", "host", "console"),
+    [
+        ((), "LMI_PORT", "option.console=false\n", default_host(os.environ), "option"),
+        ((), "SAGEMAKER_BIND_TO_PORT", "", "0.0.0.0", "others"),
+        (("--host", "0.0.0.0"), "LMI_PORT", "option.console=true\n", "0.0.0.0", "on"),
+    ],
+    ids=["here", "sagemaker", "told to"],
+)
+def test_only_a_container_listens_on_all_interfaces_unless_it_is_told_to(
+    tmp_path: Path, arguments: tuple[str, ...], variable: str, option: str, host: str, console: str
+) -> None:
     port = free_port()
-    environ = variables | ({"SAGEMAKER_BIND_TO_PORT": str(port)} if variables else {"LMI_PORT": str(port)})
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve"]
-    server = Server(tmp_path / "m", ECHO, command=command, port=port, environ=environ)
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", *arguments]
+    environ = {"LOG_FORMAT": "text", variable: str(port)}
+    server = Server(tmp_path / "m", ECHO + option, command=command, port=port, environ=environ)
     try:
         server.wait_ready()
         process = psutil.Process(server.process.pid)
         listening = {item.laddr.ip for item in process.net_connections("tcp") if item.status == psutil.CONN_LISTEN}
-        assert listening == {"0.0.0.0" if variables else default_host(os.environ)}
+        assert listening == {host}
+        told = "other machines connect without API_KEY" if host == "0.0.0.0" else "only machine connect"
+        assert_says(server, told, console)
     finally:
         server.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from facts import says
-from serving import API_KEY, Server, StartServer, free_port
+from serving import API_KEY, Server, free_port
 
 ECHO = "option.rolling_batch=echo\n"
 POSTS = ("/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize", "/invocations", "/predictions/m", "/nope")
@@ -51,13 +51,6 @@ def test_gets_need_no_key(guarded_server: Server, path: str) -> None:
 def test_key_is_never_logged(guarded_server: Server) -> None:
     guarded_server.invoke({"inputs": "a"}, headers={"Authorization": f"Bearer {API_KEY}"})
     assert API_KEY not in guarded_server.log
-
-
-def test_key_with_non_ascii_characters(start_server: StartServer) -> None:
-    server = start_server(ECHO, environ={"API_KEY": "schlüssel"})
-    assert server.invoke({"inputs": "a"}).status_code == 401
-    answer = server.invoke({"inputs": "a"}, headers={"Authorization": "Bearer schlüssel".encode()})
-    assert answer.status_code == 200
 
 
 # Web pages
@@ -94,7 +87,7 @@ BODIES: dict[str, object] = {
 }
 
 
-def post(server: Server, path: str, headers: dict[str, str]) -> requests.Response:
+def post(server: Server, path: str, headers: Mapping[str, str | bytes]) -> requests.Response:
     """Send a request like a web page, without a preflight if `path` accepts that."""
     return server.invoke(BODIES.get(path, {"inputs": "a"}), path=path, headers=headers)
 
@@ -200,23 +193,6 @@ def test_every_response_has_cors_headers(open_server: Server, method: str, path:
     assert (answer.headers["Access-Control-Allow-Origin"], answer.headers["Vary"]) == ("*", VARY)
 
 
-def test_only_listed_origins_are_allowed(start_server: StartServer) -> None:
-    server = start_server(ECHO + "cors_allowed_origin=https://a.example, https://B.example/\n")
-    for origin, allowed in {
-        "https://a.example": True,
-        "https://b.example": True,
-        "https://c.example": False,
-        "http://a.example": False,
-        "http://localhost:3000": False,
-        server.url: True,
-    }.items():
-        answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=60)
-        assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
-        assert post(server, "/generate", {"Origin": origin}).status_code == (200 if allowed else 403)
-    # A host whose pages are allowed may also be a proxy for this server.
-    assert post(server, "/generate", {"Host": "a.example"}).status_code == 200
-
-
 # DNS rebinding: a page whose host name points to this machine
 
 
@@ -251,17 +227,22 @@ def test_names_of_this_machine_are_allowed(echo_server: Server, host: str) -> No
 # SageMaker's runtime API on this machine
 
 
+LISTED = "cors_allowed_origin=https://a.example, https://B.example/\n"
+NON_ASCII_KEY = "schlüssel"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "environ", "address"),
+    ("arguments", "properties", "key", "address"),
     [
-        ([], {}, "127.0.0.1"),
-        (["--host", "0.0.0.0"], {}, "0.0.0.0"),
-        (["--host", "0.0.0.0"], {"API_KEY": API_KEY}, "0.0.0.0"),
+        ((), LISTED, "", "127.0.0.1"),
+        (("--host", "0.0.0.0"), "", "", "0.0.0.0"),
+        (("--host", "0.0.0.0"), "", NON_ASCII_KEY, "0.0.0.0"),
     ],
 )
 def test_local_runtime_is_only_for_this_machine(
-    tmp_path: Path, arguments: list[str], environ: dict[str, str], address: str
+    tmp_path: Path, arguments: tuple[str, ...], properties: str, key: str, address: str
 ) -> None:
+    """The servers also show which of several origins is allowed, and that any character may be in a key."""
     port = free_port()
     command = [
         sys.executable,
@@ -269,23 +250,45 @@ def test_local_runtime_is_only_for_this_machine(
         "lmi_handlers.commands.cli",
         "serve",
         "--model-dir",
-        str(tmp_path),
+        str(tmp_path / "m"),
         "--local-runtime",
     ]
     command += ["--port", str(port), *arguments]
-    server = Server(tmp_path, ECHO, command=command, port=port, environ=environ)
+    environ = {"API_KEY": key} if key else {}
+    server = Server(tmp_path / "m", ECHO + properties, command=command, port=port, environ=environ)
     try:
         server.wait_ready()
         process = psutil.Process(server.process.pid)
         listening = {item.laddr.ip for item in process.net_connections("tcp") if item.status == psutil.CONN_LISTEN}
         assert listening == {address}
-        assert says(server.log, "warning: runtime not signatures") == (address == "0.0.0.0" and not environ)
+        assert says(server.log, "warning: runtime not signatures") == (address == "0.0.0.0" and not key)
         # The name of a proxy, as in a cluster. Only servers on the loopback interface reject it.
         expected = 403 if address == "127.0.0.1" else 200
-        headers = {"Host": "llm.example.org", "Authorization": f"Bearer {API_KEY}"}
+        headers: dict[str, str | bytes] = {"Host": "llm.example.org"}
+        if key:
+            assert post(server, "/invocations", headers).status_code == 401
+            headers["Authorization"] = f"Bearer {key}".encode()
         assert post(server, "/invocations", headers).status_code == expected
+        if properties == LISTED:
+            assert_only_listed_origins_are_allowed(server)
     finally:
         server.stop()
+
+
+def assert_only_listed_origins_are_allowed(server: Server) -> None:
+    for origin, allowed in {
+        "https://a.example": True,
+        "https://b.example": True,
+        "https://c.example": False,
+        "http://a.example": False,
+        "http://localhost:3000": False,
+        server.url: True,
+    }.items():
+        answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=60)
+        assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
+        assert post(server, "/generate", {"Origin": origin}).status_code == (200 if allowed else 403)
+    # A host whose pages are allowed may also be a proxy for this server.
+    assert post(server, "/generate", {"Host": "a.example"}).status_code == 200
 
 
 def runtime(server: Server, access_key: str) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import requests
 from facts import says
-from serving import Server, StartServer
+from serving import Server
+from waiting import wait_until
 
 from lmi_handlers.web.start_page import start_page
 
@@ -73,11 +74,13 @@ def test_health_route_has_no_page(echo_server: Server) -> None:
     assert get(echo_server, "/health", BROWSER).content == b""
 
 
-def test_page_while_the_model_loads(start_server: StartServer) -> None:
-    fault = "option.echo_fault=slow_load\noption.echo_load_seconds=86400\nmodel_loading_timeout=86400\n"
-    server = start_server("option.rolling_batch=echo\noption.console=false\n" + fault, ready=False).wait_listening()
-    answer = get(server, "/", BROWSER)
+def test_page_while_there_is_no_engine(plain_server: Server) -> None:
+    with plain_server.no_restart():
+        plain_server.engine().kill()
+        wait_until(lambda: plain_server.ping().status_code == 503)
+        answer = get(plain_server, "/", BROWSER)
     assert (answer.status_code, "<strong>not ready: " in answer.text) == (503, True)
+    plain_server.wait_ready()
 
 
 class Outline(HTMLParser):

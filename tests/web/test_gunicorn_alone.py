@@ -21,6 +21,9 @@ from raw_http import connect, request
 from serving import Server, free_port
 from waiting import wait_until
 
+from lmi_handlers.app import create_app
+from lmi_handlers.core.errors import ConfigError
+
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 STREAM: dict[str, Any] = {
     "inputs": "abc",
@@ -198,13 +201,6 @@ def unix_request(path: Path, method: str, target: str, body: object = None) -> t
         connection.close()
 
 
-def test_two_servers_can_share_a_port(gunicorn: Start) -> None:
-    first = gunicorn(ECHO, "--reuse-port")
-    wait_until(lambda: "engine ready" in first.log)
-    second = gunicorn(ECHO, "--reuse-port", environ={"LMI_PORT": str(first.port)}, name="second")
-    wait_until(lambda: "engine ready" in second.log)
-
-
 HOW = "LMI_ENGINE_SOCKET is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf and without --preload"
 CONFIGURED = ("-c", "python:lmi_handlers.gunicorn_conf")
 
@@ -220,43 +216,42 @@ def test_what_cannot_start_an_engine_is_one_sentence(tmp_path: Path, arguments: 
     assert "ConfigError" not in server.log  # as in a traceback of ours
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_each_number_of_workers(tmp_path: Path, workers: int) -> None:
-    port = free_port()
-    server = by_hand(tmp_path, *CONFIGURED, "--workers", str(workers), "--bind", f"127.0.0.1:{port}", port=port)
-    try:
-        server.wait_ready()
-        wait_until(lambda: len(server.web_workers()) == workers)
-        assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
-        assert says(server.log, "only machine connect")
-        assert_stops_gracefully(server)
-    finally:
-        server.stop()
-
-
-def test_several_addresses(tmp_path: Path) -> None:
+def test_several_workers_and_addresses(tmp_path: Path) -> None:
     first, second, path = free_port(), free_port(), tmp_path / "http.sock"
     binds = ("--bind", f"127.0.0.1:{first}", "--bind", f"localhost:{second}", "--bind", f"unix:{path}")
-    server = by_hand(tmp_path, *CONFIGURED, *binds, port=first)
+    server = by_hand(tmp_path, *CONFIGURED, "--workers", "4", *binds, port=first)
     try:
         server.wait_ready()
+        wait_until(lambda: len(server.web_workers()) == 4)
         for port in (first, second):
             answer = requests.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": "hello"}, timeout=60)
             assert answer.json() == {"generated_text": "hello"}
         assert unix_request(path, "POST", "/invocations", {"inputs": "hello"})[0] == 200
         assert says(server.log, "only machine Unix socket")
         assert says(server.log, "no console")
+        assert_stops_gracefully(server)
     finally:
         server.stop()
 
 
-def test_the_sync_worker_answers_one_request_at_a_time(tmp_path: Path) -> None:
-    port = free_port()
-    server = by_hand(tmp_path, *CONFIGURED, "-k", "sync", "--bind", f"127.0.0.1:{port}", port=port)
+def test_a_sync_worker_at_a_port_that_is_shared_answers_one_request_at_a_time(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port = free_port()
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        address = ("--bind", f"127.0.0.1:{port}", "--reuse-port")
+        server = by_hand(tmp_path, *CONFIGURED, "-k", "sync", *address, port=port)
+        try:
+            wait_until(lambda: "engine ready" in server.log)
+        except BaseException:
+            server.stop()
+            raise
     try:
         server.wait_ready()
         assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
         assert streamed(server, {"inputs": "hello"}) == "hello"
+        assert says(server.log, "only machine connect")
     finally:
         server.stop()
 
@@ -266,11 +261,10 @@ def by_hand(tmp_path: Path, *arguments: str, port: int | None = None) -> Server:
     return Server(tmp_path / "m", ECHO + "option.echo_tokens_per_second=200\n", command=command, port=port)
 
 
-def test_application_without_the_gunicorn_configuration_is_rejected(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("gunicorn")), "--bind", f"127.0.0.1:{free_port()}"]
-    server = Server(tmp_path / "m", ECHO, command=[*command, "lmi_handlers.app:create_app()"])
-    try:
-        assert server.process.wait(120) != 0
-    finally:
-        server.stop()
-    assert HOW in server.log
+def test_application_without_the_gunicorn_configuration_is_rejected(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model_dir / "serving.properties").write_text(ECHO)
+    monkeypatch.setenv("LMI_MODEL_DIR", str(model_dir))
+    with pytest.raises(ConfigError, match=re.escape(HOW)):
+        create_app()
