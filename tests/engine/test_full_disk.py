@@ -22,36 +22,19 @@ def disk() -> Iterator[Path]:
         yield folder
 
 
-def test_web_workers_are_replaced_on_a_full_disk(start_server: StartServer, disk: Path) -> None:
+def test_web_workers_and_an_engine_are_replaced_on_a_full_disk(start_server: StartServer, disk: Path) -> None:
+    """What is missing is said, and does no harm once there is room."""
     server = start_server(ECHO, environ={"TMPDIR": str(disk), "LMI_WORKERS": "1"})
     before = {worker.pid for worker in server.web_workers()}
-    fill(disk)
+    filler = fill(disk)
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: bool((after := {worker.pid for worker in server.web_workers()}) and not after & before))
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     assert says(server.log, "process counts itself")
-
-
-@pytest.mark.parametrize("code", [None, "def handle(inputs):\n    return None\n"], ids=["engine", "pool"])
-def test_an_engine_comes_back_on_a_full_disk(
-    code: str | None, start_server: StartServer, disk: Path, tmp_path: Path
-) -> None:
-    if code is not None:
-        (tmp_path / "m0").mkdir()
-        (tmp_path / "m0" / "model.py").write_text(code)
-    server = start_server(ECHO if code is None else "", environ={"TMPDIR": str(disk), "OMP_NUM_THREADS": "1"})
-    fill(disk)
-    module = "lmi_handlers.engine.process" if code is None else "lmi_handlers.custom_code.pool"
-    ready = '"engine ready"' if code is None else '"model code ready"'
-    server.supervised(module).kill()
-    wait_until(lambda: server.log.count(ready) == 2)
+    server.engine().kill()
+    wait_until(lambda: server.log.count('"engine ready"') == 2)
     server.wait_ready()
-
-
-def test_what_is_missing_on_a_full_disk_is_said(start_server: StartServer, disk: Path) -> None:
-    server = start_server(ECHO, environ={"TMPDIR": str(disk), "LMI_WORKERS": "1"})
     (folder,) = disk.glob("lmi-*")
-    filler = fill(disk)
     (folder / "adapters.json").unlink()
     (folder / "metrics-of-engine-0.json").unlink()  # an engine deletes it when it starts, which would make room
     fill(disk, "rest")
@@ -60,7 +43,17 @@ def test_what_is_missing_on_a_full_disk_is_said(start_server: StartServer, disk:
     assert server.log.count("No space left on device") > 0
     filler.unlink()
     server.wait_ready()
-    assert server.log.count('"engine ready"') == 2
+    assert server.log.count('"engine ready"') == 3
+
+
+def test_a_pool_comes_back_on_a_full_disk(start_server: StartServer, disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "m0").mkdir()
+    (tmp_path / "m0" / "model.py").write_text("def handle(inputs):\n    return None\n")
+    server = start_server("", environ={"TMPDIR": str(disk), "OMP_NUM_THREADS": "1"})
+    fill(disk)
+    server.supervised("lmi_handlers.custom_code.pool").kill()
+    wait_until(lambda: server.log.count('"model code ready"') == 2)
+    server.wait_ready()
 
 
 def test_a_server_gives_up_on_a_full_disk(start_server: StartServer, disk: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from facts import Said, says, tell
+from facts import Said, says
 from raw_http import connect, request
 from server_sent_events import json_events
 from serving import Server, StartServer
@@ -173,7 +173,7 @@ def test_loading_engine_is_reported(loading_server: Server) -> None:
 
 def test_every_load_reports_how_long_its_phases_take(start_server: StartServer) -> None:
     """In the log, in `/ping` and in `/metrics`. Words of a backend's own are details, not phases."""
-    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=2\n")
+    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=1\n")
     phases = ["starting", "importing the engine", "preparing the tokenizer", "loading weights"]
     times = load_times(server)
     assert sorted(times) == sorted(phases)
@@ -185,13 +185,14 @@ def test_every_load_reports_how_long_its_phases_take(start_server: StartServer) 
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["status"] != "Healthy":
         seen.append(server.ping().json()["m0"])
+        time.sleep(0.02)
     assert "seconds" not in seen[-1]
     passed = time.monotonic() - before
     assert all(document["seconds"] <= passed for document in seen[:-1])
     assert "loading weights: pretending" in {document["phase"] for document in seen[:-1]}
     assert load_times(server).keys() == times.keys()
     for load in (times, load_times(server)):
-        assert load["loading weights"] >= 2
+        assert load["loading weights"] >= 1
     wait_until(lambda: server.log.count('"engine ready"') == 2)  # is logged once the web workers have been told
     entries = [json.loads(line) for line in server.log.splitlines()]
     logged = [entry for entry in entries if entry["message"] == "load phase ended"]
@@ -207,14 +208,6 @@ def load_times(server: Server) -> dict[str, float]:
     page = requests.get(f"{server.url}/metrics", timeout=30).text
     times = re.findall(r'^lmi_load_seconds\{phase="(.*)"\} (.*)$', page, re.M)
     return {phase: float(seconds) for phase, seconds in times if float(seconds)}
-
-
-def test_configuration_error_stops_the_server_with_one_line(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_fault=raise_in_load\n", ready=False)
-    assert server.process.wait(120) == 1
-    errors = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
-    assert tell(errors, ["lmi: error: option.echo_fault=raise_in_load echo"])
-    assert "Traceback" not in server.log
 
 
 def test_model_loading_timeout(start_server: StartServer) -> None:
@@ -233,36 +226,13 @@ def test_server_gives_up_if_the_engine_dies_while_loading(start_server: StartSer
     assert server.log.count('"phase":"loading weights","restart_in"') == 2
 
 
-@pytest.mark.parametrize(
-    ("properties", "words"),
-    [
-        ("option.rolling_batch=nonsense\n", "unknown backend 'nonsense'"),
-        pytest.param(
-            "option.rolling_batch=echo\noption.max_rolling_batch_size=many\n",
-            "option.max_rolling_batch_size",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "option.rolling_batch=echo\noption.output_formatter=morse\n",
-            "option.output_formatter",
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_invalid_option_stops_the_server_immediately(start_server: StartServer, properties: str, words: str) -> None:
-    server = start_server(properties, ready=False)
-    assert server.process.wait(120) == 1
-    line = next(line for line in server.log.splitlines() if line.startswith("lmi: error: "))
-    assert words in line
-
-
 # Clients that disconnect
 
 
 @pytest.fixture(scope="module")
 def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a batch of one sequence."""
-    properties = ECHO + "option.max_rolling_batch_size=1\noption.echo_tokens_per_second=20\n"
+    """A server with a batch of one sequence, and a queue of three. The last of its tests ends it."""
+    properties = ECHO + "option.max_rolling_batch_size=1\njob_queue_size=3\noption.echo_tokens_per_second=20\n"
     server = Server(tmp_path_factory.mktemp("narrow") / "m", properties)
     yield server.wait_ready()
     server.stop()
@@ -290,14 +260,14 @@ def test_client_that_disconnects_before_the_first_token_frees_its_place(narrow_s
 # Load
 
 
-def test_full_queue_rejects_requests_with_retry_after(start_server: StartServer) -> None:
-    limits = "option.max_rolling_batch_size=2\njob_queue_size=3\noption.echo_tokens_per_second=20\n"
-    server = start_server(ECHO + limits)
+def test_full_queue_rejects_requests_with_retry_after(narrow_server: Server) -> None:
+    server = narrow_server
+    server.wait_for_sequences(0)
     body = {"inputs": "hello"}
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        with open_streams(server, 2):
+        with open_streams(server, 1):
             waiting = [pool.submit(server.invoke, body) for _ in range(3)]
-            server.wait_for_sequences(2, 3)
+            server.wait_for_sequences(1, 3)
             refused = [server.invoke(body) for _ in range(5)]
         assert [answer.result().status_code for answer in waiting] == [200] * 3
     for answer in refused:
@@ -306,25 +276,34 @@ def test_full_queue_rejects_requests_with_retry_after(start_server: StartServer)
         assert answer.headers["Retry-After"] == "1"
 
 
-def test_free_places_do_not_count_as_queue(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.max_rolling_batch_size=64\njob_queue_size=1\n")
+@pytest.fixture(scope="module")
+def wide_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a batch of 256 sequences, and a queue of one."""
+    properties = ECHO + "option.max_rolling_batch_size=256\njob_queue_size=1\noption.echo_tokens_per_second=10\n"
+    server = Server(tmp_path_factory.mktemp("wide") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_free_places_do_not_count_as_queue(wide_server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda _: server.invoke({"inputs": "hello"}), range(32)))
+        answers = list(pool.map(lambda _: wide_server.invoke({"inputs": "hello"}), range(32)))
     assert {answer.status_code for answer in answers} == {200}
 
 
-def test_sigterm_under_load_finishes_admitted_requests(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=4\n")
-    texts = ["x" * 120] * 4 + ["y" * 5] * 4  # the first ones run for six seconds, the others wait for them
+def test_sigterm_under_load_finishes_admitted_requests(narrow_server: Server) -> None:
+    server = narrow_server
+    server.wait_for_sequences(0)
+    texts = ["x" * 80, *["y" * 5] * 3]  # the first one runs for four seconds, and the others wait for it
     bodies = [
         {"inputs": text, "stream": number % 2 == 0, "parameters": {"max_new_tokens": len(text), "details": True}}
         for number, text in enumerate(texts)
     ]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(server.invoke, body) for body in bodies[:4]]
-        server.wait_for_sequences(4)
-        answers += [pool.submit(server.invoke, body) for body in bodies[4:]]
-        server.wait_for_sequences(4, 4)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(server.invoke, body) for body in bodies[:1]]
+        server.wait_for_sequences(1)
+        answers += [pool.submit(server.invoke, body) for body in bodies[1:]]
+        server.wait_for_sequences(1, 3)
         server.process.send_signal(signal.SIGTERM)
         for answer, text in zip(answers, texts, strict=True):
             assert answer.result().status_code == 200
@@ -333,8 +312,8 @@ def test_sigterm_under_load_finishes_admitted_requests(start_server: StartServer
     assert "Traceback" not in server.log
 
 
-def test_ping_is_quick_with_256_streams_open(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_tokens_per_second=10\noption.max_rolling_batch_size=256\n")
+def test_ping_is_quick_with_256_streams_open(wide_server: Server) -> None:
+    server = wide_server
     sockets = [connect(server, request(endless(stream=True))) for _ in range(256)]
     try:
         server.wait_for_sequences(256)
@@ -357,8 +336,8 @@ DYNAMIC = "option.rolling_batch=disable\noption.backend=echo\noption.echo_faults
 
 @pytest.fixture(scope="module")
 def dynamic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with batches of four sequences."""
-    properties = DYNAMIC + "batch_size=4\nmax_batch_delay=200\n"
+    """A server with batches of four sequences, which wait four seconds for each other."""
+    properties = DYNAMIC + "batch_size=4\nmax_batch_delay=4000\n"
     server = Server(tmp_path_factory.mktemp("dynamic") / "m", properties)
     yield server.wait_ready()
     server.stop()
@@ -372,15 +351,16 @@ def test_dynamic_batch_answers_lists_and_different_parameters(dynamic_server: Se
     assert [[item["generated_text"] for item in answer] for answer in answers] == expected
 
 
-def test_dynamic_batch_starts_when_full_or_after_its_delay(dynamic_server: Server, start_server: StartServer) -> None:
+def test_dynamic_batch_starts_when_full_or_after_its_delay(dynamic_server: Server) -> None:
     started = time.monotonic()
     alone = dynamic_server.invoke({"inputs": "a", "parameters": {"return_full_text": False}})
-    assert time.monotonic() - started >= 0.2
+    assert time.monotonic() - started >= 4
     assert alone.text == '[\n  {\n    "generated_text":"a"\n  }\n]'
-    server = start_server(DYNAMIC + "batch_size=2\nmax_batch_delay=600000\n")
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda _: server.invoke({"inputs": "a"}), range(2))
-        assert [answer.status_code for answer in answers] == [200] * 2, "they waited for the delay"
+    started = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda _: dynamic_server.invoke({"inputs": "a"}), range(4))
+        assert [answer.status_code for answer in answers] == [200] * 4
+    assert time.monotonic() - started < 4, "they waited for the delay"
 
 
 def test_dynamic_batch_errors(dynamic_server: Server) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -132,16 +132,6 @@ def test_processes_of_the_engine_end_with_a_killed_supervisor(tmp_path: Path, st
                 process.kill()
 
 
-def test_killed_web_worker_is_replaced_and_its_requests_are_dropped(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.max_rolling_batch_size=1\n")
-    endless = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 1_000_000, "ignore_eos_token": True}}
-    with server.invoke(endless, stream=True) as answer:
-        next(answer.iter_lines())
-        server.web_worker().kill()
-    server.wait_ready()
-    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
-
-
 def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.restart_limit=1\n")
     engine = server.engine()
@@ -199,9 +189,26 @@ def test_restarts_outside_the_window_do_not_count(start_server: StartServer) -> 
         assert server.process.poll() is None
 
 
-def test_sigterm_to_all_processes_is_a_graceful_shutdown_too(start_server: StartServer) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a batch of one sequence. The last test ends it."""
+    properties = ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=1\n"
+    server = Server(tmp_path_factory.mktemp("supervised") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_killed_web_worker_is_replaced_and_its_requests_are_dropped(server: Server) -> None:
+    endless = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 1_000_000, "ignore_eos_token": True}}
+    with server.invoke(endless, stream=True) as answer:
+        next(answer.iter_lines())
+        server.web_worker().kill()
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+
+
+def test_sigterm_to_all_processes_is_a_graceful_shutdown_too(server: Server) -> None:
     """Service managers send SIGTERM to all processes. The engine must keep running until the web workers have finished."""
-    server = start_server(ECHO + "option.echo_tokens_per_second=20\n")
     body = {"inputs": "x" * 30, "stream": True, "parameters": {"max_new_tokens": 30}}
     arbiter = psutil.Process(server.process.pid)
     with server.invoke(body, stream=True) as answer:
