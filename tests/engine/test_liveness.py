@@ -225,10 +225,17 @@ def test_engine_resumes_after_a_short_stop(lasting_server: Server) -> None:
     assert server.engine() == engine
 
 
-def test_computing_step_is_not_killed_whatever_predict_timeout_is(start_server: StartServer) -> None:
-    server = start_server(
-        ECHO + "option.predict_timeout=2\noption.stall_timeout=8\noption.echo_load_seconds=12\noption.web_workers=1\n"
-    )
+@pytest.fixture(scope="module")
+def hasty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose requests end before its engine looks stalled."""
+    properties = "option.predict_timeout=3\noption.stall_timeout=8\noption.echo_load_seconds=12\noption.web_workers=1\n"
+    server = Server(tmp_path_factory.mktemp("hasty") / "m", ECHO + properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_computing_step_is_not_killed_whatever_predict_timeout_is(hasty_server: Server) -> None:
+    server = hasty_server
     engine, started = server.engine(), time.monotonic()
     answer = server.invoke({"inputs": "x WORK@2"})
     assert answer.status_code == 504
@@ -261,9 +268,10 @@ def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
-def test_engine_is_replaced_if_every_request_times_out(start_server: StartServer) -> None:
+def test_engine_is_replaced_if_every_request_times_out(hasty_server: Server) -> None:
     """Each request ends before the engine looks stalled, but their time adds up."""
-    server = start_server(ECHO + "option.predict_timeout=3\noption.stall_timeout=8\n")
+    server = hasty_server.wait_ready()
+    wait_until(lambda: server.invoke({"inputs": "hello"}, timeout=20).status_code == 200)
     first = server.engine()
     assert server.invoke({"inputs": "x MUTE@1"}).status_code == 504
     deadline = time.monotonic() + 60

@@ -101,14 +101,10 @@ def difference(before: Scrape, after: Scrape) -> Scrape:
     return {name: value - before[name] for name, value in after.items()}
 
 
-def start_with_two_workers(start_server: StartServer, properties: str = ECHO, **options: Any) -> Server:
-    return start_server(properties, "--workers", "2", **options)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two workers and short limits, for tests that compare counters before and after."""
-    properties = ECHO + "max_request_size=10000\noption.predict_timeout=6\n"
+    properties = ECHO + "max_request_size=10000\noption.predict_timeout=6\noption.echo_load_seconds=3\n"
     server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
     seen = scrape(server.wait_ready())
     assert not any(value for name, value in seen.items() if not name.startswith("lmi_load_seconds")), (
@@ -356,8 +352,7 @@ def test_gauges_show_the_engines_load(narrow_server: Server) -> None:
     wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
 
 
-def test_requests_that_arrive_during_a_long_step_are_waiting(start_server: StartServer) -> None:
-    server = start_with_two_workers(start_server, ECHO + "option.echo_load_seconds=5\n")
+def test_requests_that_arrive_during_a_long_step_are_waiting(server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         pool.submit(server.invoke, {"inputs": "SLEEP@1"})
         wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 1)

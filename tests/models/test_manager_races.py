@@ -65,6 +65,12 @@ class Bench:
     def directories(self) -> list[str]:
         return sorted(path.name for path in self.runtime.glob("model-*"))
 
+    @property
+    def needed(self) -> set[str]:
+        """What a server that listens ends without."""
+        self.manager._listens = True
+        return {path.relative_to(self.runtime).as_posix() for path in self.manager.needed()}
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
@@ -105,8 +111,16 @@ def test_a_model_is_unloaded_while_its_files_are_fetched(bench: Bench) -> None:
 
 def test_a_model_is_unloaded_while_it_wakes(bench: Bench) -> None:
     bench.load("a")
+    [directory] = bench.directories
+    assert bench.needed >= {
+        "manager.sock",
+        "models.json",
+        f"{directory}/engine-0.sock",
+        f"{directory}/engine-0.heartbeat",
+    }
     bench.manager.scale("a", None)
     assert (bench.state("a"), bench.directories) == (ModelState.SLEEPING, [])
+    assert bench.needed == {"manager.sock", "models.json"}
     bench.manager.wake("a")
     bench.manager.unload("a")
     assert (bench.models, bench.directories) == ({}, [])

@@ -58,17 +58,17 @@ def test_requests_that_wait_are_answered_when_the_server_ends(server: StoreServe
 
 
 def test_models_wait_for_room_and_none_is_refused(tmp_path: Path) -> None:
-    """Eight models have two places. All are asked at the same time, over and over, and each waits for its turn."""
-    names = [f"m{number}" for number in range(8)]
+    """Four models have two places. All are asked at the same time, over and over, and each waits for its turn."""
+    names = [f"m{number}" for number in range(4)]
     server = StoreServer(
         tmp_path, dict.fromkeys(names, ECHO), environ={"LMI_MAX_LOADED_MODELS": "2", "LMI_WORKERS": "2"}
     )
     try:
         server.wait_ready()
-        wait_until(lambda: sorted(server.states().values()) == ["Healthy"] * 2 + ["Sleeping"] * 6)
-        with ThreadPoolExecutor(24) as clients:
+        wait_until(lambda: sorted(server.states().values()) == ["Healthy"] * 2 + ["Sleeping"] * 2)
+        with ThreadPoolExecutor(12) as clients:
             answers = [*clients.map(server.generate, names * 3)]
-        assert [answer.status_code for answer in answers] == [200] * 24
+        assert [answer.status_code for answer in answers] == [200] * 12
         assert len(server.engines()) <= 2
     finally:
         server.stop()
