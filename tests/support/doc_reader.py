@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +16,14 @@ from pathlib import Path
 
 import requests
 from doc_snippets import Snippet, parse
+from lmi_command import ended
 from serving import ENVIRON, free_port
 
 _SERVES = re.compile(r"^(?:\w+=\S+ )*(?:make|lmi) serve", re.MULTILINE)
+_HERE = re.compile(
+    r"""lmi (?:check|conform|deploy|explain|instances|invoke|run) (?:[^'"$`*?~\\|&;<>()#\n]|\\\n|'[^'\n]*')+"""
+)
+"""A command that needs neither a shell nor a process of its own."""
 BIN = Path(sys.executable).parent
 
 
@@ -127,7 +133,7 @@ class Reader:
             parse(snippet.language, text)
         if path.name != "model.py":
             return False
-        self._output, self._status = self._run(["lmi", "check", "--model-dir", str(path.parent)])  # imports it
+        self._output, self._status = self._run_here(["check", "--model-dir", str(path.parent)])  # imports it
         return True
 
     @property
@@ -139,8 +145,16 @@ class Reader:
         if _SERVES.search(script):
             self._output = ""
             self._serve(script)
+        elif _HERE.fullmatch(script.strip()) and not self._activation and not self._runs_all:
+            self._output, self._status = self._run_here(shlex.split(script.replace("\\\n", " "))[1:])
         else:
             self._output, self._status = self._run(["bash", "-e", "-c", f"{self._activation}\n{script}"])
+
+    def _run_here(self, arguments: list[str]) -> tuple[str, int]:
+        """Run `lmi` in this process, where nothing has to be imported again."""
+        environ = self._environ | {"SERVER_URL": self.url}
+        done = ended(*arguments, folder=self.folder, environ=environ, together=True)
+        return done.stdout.decode(), done.returncode
 
     def _run(self, command: list[str]) -> tuple[str, int]:
         done = subprocess.run(

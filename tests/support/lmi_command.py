@@ -28,13 +28,17 @@ def lmi(*arguments: str, **options: Any) -> Result:
     return result
 
 
-def ended(*arguments: str, folder: Path, environ: Mapping[str, str], content: bytes = b"") -> CompletedProcess[bytes]:
+def ended(
+    *arguments: str, folder: Path, environ: Mapping[str, str], content: bytes = b"", together: bool = False
+) -> CompletedProcess[bytes]:
     """Run `lmi` as a process of its own would run, with its environment and its files, which its children get, too.
 
-    A process would have to import everything, which takes longer than what it does.
+    A process would have to import everything, which takes longer than what it does. With `together`, what it writes to
+    standard error is in its output, and its standard error is empty.
     """
     with contextlib.ExitStack() as stack:
-        given, output, errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        given, output, apart = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        errors = output if together else apart
         given.write(content)
         given.seek(0)
         with _elsewhere(folder, environ), _standard_files(given, output, errors):
@@ -43,9 +47,9 @@ def ended(*arguments: str, folder: Path, environ: Mapping[str, str], content: by
                 main.main(arguments, prog_name="lmi")
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        for file in (output, errors):
+        for file in (output, apart):
             file.seek(0)
-        return CompletedProcess(["lmi", *arguments], status, output.read(), errors.read())
+        return CompletedProcess(["lmi", *arguments], status, output.read(), apart.read())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import requests
 from botocore.config import Config
 from facts import says
 from huggingface_hub import InferenceClient
-from serving import ENVIRON, Server
+from serving import Server, lmi_check
 from tiny_tasks import save_task_model
 
 
@@ -33,8 +32,7 @@ def post(server: Server, body: object) -> requests.Response:
 
 def check(directory: Path, properties: str) -> subprocess.CompletedProcess[str]:
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False)
+    return lmi_check(directory)
 
 
 def test_bad_requests_in_a_batch(server: Server) -> None:

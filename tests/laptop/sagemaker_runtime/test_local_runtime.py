@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from flask import Flask, Response, request
 from paths import ROOT
 from runtime_client import runtime_client
-from serving import ENVIRON, Server, StartServer, free_port
+from serving import ENVIRON, Server, free_port
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.laptop.sagemaker_runtime.routes import local_runtime
@@ -167,8 +167,18 @@ class TestInvokeEndpointWithResponseStream:
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
 
 
-def test_hostile_splitting_preserves_the_bytes(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\n", "--local-runtime", "--split-payload-parts")
+@pytest.fixture(scope="module")
+def splitting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that splits payload parts anywhere, with one place."""
+    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
+    arguments = ("--local-runtime", "--split-payload-parts")
+    server = Server(tmp_path_factory.mktemp("splitting") / "m", properties, *arguments)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_hostile_splitting_preserves_the_bytes(splitting_server: Server) -> None:
+    server = splitting_server
     payload = body("hällo 🦙🦙 wörld", max_new_tokens=64)
     direct = invocations(server, payload, stream=True)
     with closing(runtime_client(server.url)) as client:
@@ -180,9 +190,8 @@ def test_hostile_splitting_preserves_the_bytes(start_server: StartServer) -> Non
     assert run_example("boto3_stream.py", "hällo 🦙 wörld", server).stdout == "hällo 🦙 wörld\n"
 
 
-def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
-    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
-    server = start_server(properties, "--local-runtime")
+def test_closing_a_stream_frees_its_place(splitting_server: Server) -> None:
+    server = splitting_server
     answered = threading.Event()
 
     def second() -> None:
@@ -192,7 +201,11 @@ def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
 
     with closing(runtime_client(server.url)) as client:
         stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("first HANG@3"))
-        assert b'"text": "f"' in next(iter(stream["Body"]))["PayloadPart"]["Bytes"]
+        received = b""
+        for event in stream["Body"]:
+            received += event["PayloadPart"]["Bytes"]
+            if b'"text": "f"' in received:
+                break
         thread = threading.Thread(target=second)
         thread.start()
         assert not answered.wait(0.5), "the first stream still occupies the only place"
