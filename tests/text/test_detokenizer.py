@@ -170,8 +170,9 @@ def test_the_ids_of_the_byte_tokenizer_are_the_bytes_of_the_text(byte_tokenizer:
 
 
 def test_a_character_is_returned_with_its_last_byte(byte_tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(byte_tokenizer, [], skip_special_tokens=True)
-    assert pieces(detokenizer, list("é€😀".encode())) == ["", "é", "", "", "€", "", "", "", "😀"]
+    window = WindowDetokenizer(byte_tokenizer, [], skip_special_tokens=True)
+    for detokenizer in (make_detokenizer(byte_tokenizer, [], skip_special_tokens=True), window):
+        assert pieces(detokenizer, list("é€😀".encode())) == ["", "é", "", "", "€", "", "", "", "😀"]
 
 
 def test_an_invalid_byte_becomes_a_replacement_character(byte_tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_the_key_of_the_environment_is_one_of_many(path: Path) -> None:
         False,
         False,
     )
+
+
+def test_a_file_may_have_so_many_keys(path: Path) -> None:
+    path.write_text("".join(f"team key-{number:04}\n" for number in range(MAX_KEYS)))
+    assert len(read_api_keys(path)) == MAX_KEYS
+
+
+def test_a_key_of_the_same_length_is_written_in_place(path: Path) -> None:
+    os.utime(path, (1, 1))  # file systems count time in milliseconds
+    keys = ApiKeys(None, path)
+    path.write_text(path.read_text().replace(A, "key-of-team-z"))
+    wait_until(lambda: keys.label_of(b"key-of-team-z") == "team-a")
+    assert keys.label_of(A.encode()) is None
 
 
 def test_only_so_many_labels_have_series(tmp_path: Path) -> None:
