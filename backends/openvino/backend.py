@@ -15,7 +15,15 @@ from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
+from backends.openvino.model import (
+    EXACT,
+    INTEGER,
+    INTEGER_AND_BFLOAT16,
+    MODEL_NAME,
+    Change,
+    change_model,
+    compile_model,
+)
 from backends.openvino.options import OpenVinoOptions
 from backends.openvino.precision import FLOATS, INTEGERS, INTEGERS_AND_BFLOAT16, choose_precision, is_quantised
 from backends.openvino.quantize import quantize
@@ -35,7 +43,6 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE
 logger = logging.getLogger(__name__)
 
 _PROPERTIES = {FLOATS: EXACT, INTEGERS: INTEGER, INTEGERS_AND_BFLOAT16: INTEGER_AND_BFLOAT16}
-_REWRITE = {"float": use_floats, "integer": use_integers}
 
 
 class OpenVinoBackend(PagedBackend):
@@ -58,23 +65,21 @@ class OpenVinoBackend(PagedBackend):
         if properties.dtype == "int8" and dtype == FLOATS:
             logger.warning("option.dtype: int8 is not available; float32 is used", extra={"reason": reason})
         logger.info("dtype selected", extra={"dtype": dtype, "reason": reason})
-        form = None
+        form, changes = "", list[Change]()
+        if method is not None:
+            changes.append(functools.partial(quantize, method=method))
         if is_quantised(properties, header):
-            form = "float" if dtype == FLOATS else "integer"
+            form, change = ("float", use_floats) if dtype == FLOATS else ("integer", use_integers)
+            changes.append(change)
 
         def convert(partial: Path) -> None:
-            if gguf_file is None:
-                convert_checkpoint(path, partial, report, trust_remote_code=properties.trust_remote_code)
-            else:
-                convert_gguf(gguf_file, partial, report)
-            if method is not None:
+            if gguf_file is not None:
+                convert_gguf(gguf_file, partial, report, changes)
+                return
+            convert_checkpoint(path, partial, report, trust_remote_code=properties.trust_remote_code)
+            if changes:
                 report(f"converting {path.name}: {method}")
-                exact = partial / MODEL_NAME
-                quantize(exact, exact.with_stem("quantised"), method)
-                for suffix in (".xml", ".bin"):
-                    exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
-            if form is not None:
-                _REWRITE[form](partial / MODEL_NAME)
+                change_model(partial / MODEL_NAME, changes)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +22,14 @@ import openvino
 import openvino_genai
 from openvino import opset13
 
-from backends.openvino.model import MODEL_NAME
+from backends.openvino.model import MODEL_NAME, Change, save_model
 from backends.openvino.weight_forms import unpack
-from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
 
 
-def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> None:
-    """Write the model in `gguf_file` into `folder`, which exists, as openvino_model.xml and .bin.
+def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None], changes: Sequence[Change] = ()) -> None:
+    """Write the model in `gguf_file`, with `changes`, into `folder`, which exists, as openvino_model.xml and .bin.
 
     `report` is called with a short phase. Raises `ConfigError` if OpenVINO supports neither the architecture nor the
     types of the weights, and `LoadFailed` if there is no room for the model.
@@ -41,11 +41,9 @@ def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -
         model = openvino.Core().read_model(Path(written) / MODEL_NAME)
         if rounded:
             _restore(model, gguf_file, rounded)
-        try:
-            openvino.save_model(model, folder / MODEL_NAME, compress_to_fp16=False)
-        except RuntimeError as error:
-            free = shutil.disk_usage(folder).free // 2**20
-            raise LoadFailed(f"the converted model cannot be written to {folder}, which has {free} MiB left") from error
+        for change in changes:
+            change(model)
+        save_model(model, folder / MODEL_NAME)
 
 
 def _read(gguf_file: Path, folder: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import openvino
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation  # public only in C++
 
-from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError, LoadFailed
 
 MODEL_NAME = "openvino_model.xml"
 
@@ -23,6 +25,32 @@ INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
 
 INTEGER_AND_BFLOAT16 = INTEGER | {"KV_CACHE_PRECISION": "bf16"}
 """The same, and attention computes in bfloat16, for a CPU that has instructions for it."""
+
+Change = Callable[[openvino.Model], None]
+"""Changes a converted model in place."""
+
+
+def save_model(model: openvino.Model, ir_file: Path) -> None:
+    """Write the model with the weights as they are. Raises `LoadFailed` if there is no room."""
+    try:
+        openvino.save_model(model, ir_file, compress_to_fp16=False)
+    except RuntimeError as error:
+        free = shutil.disk_usage(ir_file.parent).free // 2**20
+        raise LoadFailed(
+            f"the converted model cannot be written to {ir_file.parent}, which has {free} MiB left"
+        ) from error
+
+
+def change_model(ir_file: Path, changes: Sequence[Change]) -> None:
+    """Make changes to the model in an IR file, in this order. Raises `LoadFailed` if there is no room."""
+    model = openvino.Core().read_model(ir_file)
+    for change in changes:
+        change(model)
+    written = ir_file.with_stem("changed")
+    save_model(model, written)
+    del model  # it maps the file that is replaced
+    for suffix in (".bin", ".xml"):
+        written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
 
 
 def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:

@@ -5,8 +5,6 @@ NNCF's compression without data does the same, with integer zero points, and tak
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import openvino
@@ -19,12 +17,8 @@ GROUP_SIZE = 32
 """Weights in a row that share a scale and a zero point of 32 bits each."""
 
 
-def quantize(source: Path, target: Path, method: str) -> None:
-    """Read the IR file `source` and write it to `target` with quantised matrices.
-
-    With `int4`, the embedding and the vocabulary projection have 8 bits.
-    """
-    model = openvino.Core().read_model(source)
+def quantize(model: openvino.Model, method: str) -> None:
+    """Quantise the matrices of the model. With `int4`, the embedding and the vocabulary projection have 8 bits."""
     for node in model.get_ops():
         if node.get_type_name() != "Constant" or len(node.shape) != 2 or node.shape[1] % GROUP_SIZE:
             continue
@@ -40,7 +34,6 @@ def quantize(source: Path, target: Path, method: str) -> None:
         for port in weights.get_target_inputs():
             port.replace_source_output(quantised.output(0))
     model.validate_nodes_and_infer_types()
-    openvino.save_model(model, target, compress_to_fp16=False)
 
 
 def _vocab_size(model: openvino.Model) -> int:

@@ -15,7 +15,6 @@ a second, small product adds what is missing, the sum of the group's inputs time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,32 +35,25 @@ _Sums = dict[tuple[str, int], openvino.Output]
 """The sums of the groups of a product's inputs, `[.., groups]`, by the output that they come from."""
 
 
-def use_integers(ir_file: Path) -> None:
-    """Rewrite the IR file so that products with quantised weights can be computed with integers."""
-    _rewrite(ir_file, _with_integers)
+def use_integers(model: openvino.Model) -> None:
+    """Change the model so that products with quantised weights can be computed with integers."""
+    _change(model, _with_integers)
 
 
-def use_floats(ir_file: Path) -> None:
-    """Rewrite the IR file so that products with quantised weights take less time in float32."""
-    _rewrite(ir_file, _without_zero_points)
+def use_floats(model: openvino.Model) -> None:
+    """Change the model so that products with quantised weights take less time in float32."""
+    _change(model, _without_zero_points)
 
 
-def _rewrite(ir_file: Path, change: Callable[[openvino.Node, _Weights, _Sums], bool]) -> None:
-    """Change each product with quantised weights. `change` tells whether it has."""
-    model = openvino.Core().read_model(ir_file)
+def _change(model: openvino.Model, change: Callable[[openvino.Node, _Weights, _Sums], None]) -> None:
     sums: _Sums = {}
-    products = [node for node in model.get_ops() if _multiplies_matrix(node)]
-    if not any([change(node, weights, sums) for node in products if (weights := _weights(node)) is not None]):  # noqa: C419  all of them
-        return
+    for product in [node for node in model.get_ops() if _multiplies_matrix(node)]:
+        if (weights := _weights(product)) is not None:
+            change(product, weights, sums)
     model.validate_nodes_and_infer_types()
-    written = ir_file.with_stem("rewritten")
-    openvino.save_model(model, written, compress_to_fp16=False)
-    del model  # it maps the file that is replaced
-    for suffix in (".bin", ".xml"):
-        written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
 
 
-def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> bool:
+def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> None:
     rounded = weights._replace(zero_points=np.clip(np.rint(weights.zero_points), 0, 2**weights.bits - 1))
     offsets = rounded.zero_points - weights.zero_points
     if np.abs(offsets).max() <= _STEP:
@@ -71,16 +63,14 @@ def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> bo
     else:
         _use(product, _dequantised(rounded))
         _add(product, weights.scales * offsets, sums)
-    return True
 
 
-def _without_zero_points(product: openvino.Node, weights: _Weights, sums: _Sums) -> bool:
+def _without_zero_points(product: openvino.Node, weights: _Weights, sums: _Sums) -> None:
     if weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
-        return False
+        return
     signed = _pairs(weights.quants ^ np.uint8(8), openvino.Type.i4)  # quant - 8
     _use(product, opset13.multiply(opset13.convert(signed, "f32"), opset13.constant(weights.scales)))
     _add(product, weights.scales * (np.float32(8) - weights.zero_points), sums)
-    return True
 
 
 def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:

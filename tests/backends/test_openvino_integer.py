@@ -27,7 +27,7 @@ from backends.base import ModelFiles
 from backends.openvino import DECLARATION, precision, weight_forms
 from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
+from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, change_model, compile_model
 from backends.openvino.precision import choose_precision
 from backends.openvino.runner import OpenVinoRunner
 from backends.openvino.weight_forms import use_floats, use_integers
@@ -78,7 +78,7 @@ def converted(default_model: Path, folder: Path, kind: Any) -> Path:
 def prepare(exact: Path, folder: Path) -> Path:
     """A copy of a model in which integers are used."""
     shutil.copytree(exact, folder)
-    use_integers(folder / MODEL_NAME)
+    change_model(folder / MODEL_NAME, [use_integers])
     return folder
 
 
@@ -138,7 +138,7 @@ def test_floats_take_no_zero_points(default_model: Path, tmp_path: Path, kind: A
     exact = converted(default_model, tmp_path, kind)
     expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
     shutil.copytree(exact, changed := tmp_path / "float")
-    use_floats(changed / MODEL_NAME)
+    change_model(changed / MODEL_NAME, [use_floats])
     assert sorted(file.name for file in changed.iterdir()) == ["openvino_model.bin", MODEL_NAME]
     assert forms(exact / MODEL_NAME) == {"u4 - f32": 14, "u8 - u8": 1}, (
         "all matrices of two layers and the vocabulary's"
