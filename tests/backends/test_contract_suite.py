@@ -22,7 +22,7 @@ Failures = dict[str, dict[str, str]]
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
     """What each failing check says, by the defect's name."""
     report = tmp_path_factory.mktemp("suite") / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={report}"]
     subprocess.run([*command, str(SUPPORT / "broken_contract.py")], cwd=ROOT, capture_output=True, check=False)
     found: Failures = defaultdict(dict)
     for case in ElementTree.parse(report).iter("testcase"):

@@ -25,14 +25,33 @@ CONFIGURATIONS = {
     "dynamic batch": {"rolling_batch": "disable"},
     "TGI": {"tgi_compat": True},
     "MindIE": {"tgi_compat": True, "dialect": "mindie"},
-    "a formatter": {"output_formatter": "sse"},
 }
-"""Configurations whose documents differ. The default one is that of a server with several models, below."""
+"""Configurations whose documents differ."""
+
+
+@functools.cache
+def default_document() -> dict[str, Any]:
+    """It is valid."""
+    default = document()
+    validate(default)
+    return default
+
+
+def validate_what_differs(document: dict[str, Any]) -> None:
+    """Validate a document without the paths of the default one, and with a stub for each of its components."""
+    default = default_document()
+    paths = {path: item for path, item in document["paths"].items() if default["paths"].get(path) != item}
+    known = default["components"]["schemas"]
+    schemas = {
+        name: {} if known.get(name) == schema else schema for name, schema in document["components"]["schemas"].items()
+    }
+    assert paths
+    validate(document | {"paths": paths, "components": document["components"] | {"schemas": schemas}})
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_document_is_valid(options: dict[str, Any]) -> None:
-    validate(document(**options))
+    validate_what_differs(document(**options))
 
 
 @pytest.mark.parametrize("checks_names", [False, True])
@@ -241,54 +260,71 @@ def test_mindies_bodies() -> None:
 
 
 _RULES = """
-import json, os
+import json, os, sys
 from lmi_handlers.app import create_app
-app = create_app()
-rules = app._front.url_map if "LMI_MODELS_RUNTIME" in os.environ else app.url_map
-others = ("console.", "docs.", "explain.", "bidirectional_stream")
-shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(others)]
-print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in shown]))
-os._exit(0)  # whatever else waits for an engine
+for variables in json.loads(sys.argv[1]):
+    if os.fork():
+        os.wait()
+        continue
+    os.environ.update(variables)
+    app = create_app()
+    rules = app._front.url_map if "LMI_MODELS_RUNTIME" in os.environ else app.url_map
+    others = ("console.", "docs.", "explain.", "bidirectional_stream")
+    shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(others)]
+    print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in shown]), flush=True)
+    os._exit(0)  # whatever else waits for an engine
 """
+"""Imports the application once for all configurations."""
 
 Routes = set[tuple[str, str]]
+ROUTED: list[dict[str, Any]] = [
+    {},
+    {"rolling_batch": "disable"},
+    {"task": "text-embedding"},
+    {"task": "text-ranking"},
+    {"task": "text-embedding", "tgi_compat": True},
+    {"enable_lora": True},
+    {"enable_lora": True, "allow_runtime_lora_updating": True},
+    {"enable_lora": True, "adapter_management": False},
+]
+"""Options that change the routes."""
 
 
-def routing_table(tmp_path: Path, **variables: str) -> Routes:
-    """The routes of the application, except for those that OpenAPI is not for.
+@pytest.fixture(scope="module")
+def routing_tables(tmp_path_factory: pytest.TempPathFactory) -> list[Routes]:
+    """The routes of the application with each of `ROUTED`, and of a server with several models, without the models' own.
 
-    These are pages, the runtime API of `--local-runtime`, which AWS describes, and the WebSocket.
+    They are all but those that OpenAPI is not for: pages, the runtime API of `--local-runtime`, which AWS describes, and
+    the WebSocket.
     """
-    environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"} | variables
-    run = subprocess.run([sys.executable, "-c", _RULES], env=environ, capture_output=True, check=True, timeout=60)
-    return {
-        (method, rule.replace("<path:", "{").replace("<", "{").replace(">", "}"))
-        for rule, methods in json.loads(run.stdout)
-        for method in methods
-    }
+    runtime = tmp_path_factory.mktemp("runtime")
+    (runtime / "home").mkdir()
+    variables = [
+        {f"OPTION_{name.upper()}": str(value).lower() for name, value in options.items()} for options in ROUTED
+    ]
+    variables.append({"LMI_MODELS_RUNTIME": str(runtime), "LMI_MODEL_STORE": str(runtime / "home")})
+    environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(runtime / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"}
+    command = [sys.executable, "-c", _RULES, json.dumps(variables)]
+    run = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=60)
+    tables = [
+        {
+            (method, rule.replace("<path:", "{").replace("<", "{").replace(">", "}"))
+            for rule, methods in json.loads(line)
+            for method in methods
+        }
+        for line in run.stdout.splitlines()
+    ]
+    assert len(tables) == len(variables), run.stderr
+    return tables
 
 
 def described(document: dict[str, Any]) -> Routes:
     return {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"rolling_batch": "disable"},
-        {"task": "text-embedding"},
-        {"task": "text-ranking"},
-        {"task": "text-embedding", "tgi_compat": True},
-        {"enable_lora": True},
-        {"enable_lora": True, "allow_runtime_lora_updating": True},
-        {"enable_lora": True, "adapter_management": False},
-    ],
-    ids=str,
-)
-def test_document_has_exactly_the_routes_of_the_application(options: dict[str, Any], tmp_path: Path) -> None:
-    variables = {f"OPTION_{name.upper()}": str(value).lower() for name, value in options.items()}
-    assert routing_table(tmp_path, **variables) == described(document(**options))
+@pytest.mark.parametrize("number", range(len(ROUTED)), ids=map(str, ROUTED))
+def test_document_has_exactly_the_routes_of_the_application(number: int, routing_tables: list[Routes]) -> None:
+    assert routing_tables[number] == described(document(**ROUTED[number]))
 
 
 TASKS = {
@@ -317,23 +353,15 @@ def test_parameters_are_those_of_features_that_are_on() -> None:
     assert named() == {"model_name", "Idempotency-Key", "X-Amzn-SageMaker-Session-Id"}
 
 
-def without_front(tmp_path: Path) -> tuple[Routes, Routes]:
-    """The routes of a server with several models, and those of each model."""
-    runtime = tmp_path / "runtime"
-    (runtime / "home").mkdir(parents=True)
-    variables = {"LMI_MODELS_RUNTIME": str(runtime), "LMI_MODEL_STORE": str(runtime / "home")}
-    return routing_table(tmp_path, **variables), routing_table(tmp_path)
-
-
-def test_documents_of_a_server_with_several_models(tmp_path: Path) -> None:
-    front, own = without_front(tmp_path)
+def test_documents_of_a_server_with_several_models(tmp_path: Path, routing_tables: list[Routes]) -> None:
+    own, front = routing_tables[0], routing_tables[-1]
     server = StoreServer(tmp_path, {"a": ECHO, "b": ECHO})
     try:
         server.wait_ready()
         of_all = server.ask("GET", "/openapi.json").json()
         of_one = server.ask("GET", "/openapi.json?model_name=b").json()
         for each in (of_all, of_one):
-            validate(each)
+            validate_what_differs(each)
         assert described(of_all) == front
         assert described(of_one) == front | own
         path = of_one["paths"]["/predictions/{model}"]["post"]["parameters"][0]
