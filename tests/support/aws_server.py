@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from boto_files import read_once
 from serving import free_port
 from waiting import wait_until
 
@@ -33,6 +34,7 @@ class AwsServer:
     """The server. `environ` makes boto3 use it."""
 
     def __init__(self) -> None:
+        read_once()
         self.url = f"http://127.0.0.1:{free_port()}"
         command = [sys.executable, "-W", "ignore", __file__, self.url.rpartition(":")[2]]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

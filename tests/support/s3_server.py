@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import boto3
+from boto_files import read_once
 from serving import free_port
 from waiting import wait_until
 
@@ -36,6 +37,7 @@ class S3Server:
     """moto's server. `environ` makes boto3 use the proxy before it; `client` uses the server itself."""
 
     def __init__(self) -> None:
+        read_once()
         port = free_port()
         command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-p", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
