@@ -51,16 +51,13 @@ def error_of(text: str) -> str:
 
 
 SERVED = (
-    ("auto", None, False),
     ("echo", "json", True),
     ("auto", "jsonlines", True),
-    ("auto", "morse", False),
     ("echo", "sse", True),
     ("disable", "morse", False),
-    ("disable", "jsonlines", True),
     ("disable", "sse", True),
 )
-"""Each kind of start and of answer. The server reads its configuration with the code of `lmi check`."""
+"""Each kind of answer, and a refusal. The server reads its configuration with the code of `lmi check`."""
 
 
 @pytest.mark.parametrize(("rolling", "formatter", "compat"), [*itertools.product(ROLLING, FORMATTERS, (False, True))])
@@ -134,7 +131,6 @@ AS_EVENTS = "".join(f"data: {item}\n\n" for item in CHUNKS) + "data: [DONE]\n\n"
     [
         pytest.param("", LINES, id="rolling batch"),
         pytest.param("option.output_formatter=json", LINES, id="json"),
-        pytest.param("option.output_formatter=jsonlines", LINES, id="jsonlines"),
         pytest.param("option.output_formatter=sse", EVENTS, id="sse"),
         pytest.param("option.tgi_compat=true", EVENTS, id="tgi_compat"),
     ],
