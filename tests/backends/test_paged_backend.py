@@ -80,7 +80,7 @@ sampling = st.fixed_dictionaries(
     st.booleans(),
     st.sampled_from([0, 4]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_small_cache_shared_prefixes_and_drafts_change_no_result(
     wanted: list[tuple[list[int], dict[str, object]]], num_blocks: int, caching: bool, lookup: int
 ) -> None:
@@ -119,7 +119,7 @@ def test_small_cache_shared_prefixes_and_drafts_change_no_result(
     st.booleans(),
     st.sampled_from([0, 4]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_sequence_that_was_cut_goes_on_as_if_it_had_not_been(
     prompt: list[int],
     others: list[tuple[list[int], dict[str, object]]],
@@ -257,7 +257,7 @@ def test_adapters_do_not_share_a_prefix() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([None, "a", "1", "0", "\0"])), max_size=12)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_only_equal_salts_and_adapters_share_a_prefix(asked: list[tuple[str | None, str | None]]) -> None:
     cache = AdapterCache(lambda name, folder: name)
     backend = make_backend(StoredTokensRunner(100), adapters=cache)
@@ -315,7 +315,7 @@ def test_out_of_memory_fails_one_sequence() -> None:
     st.sampled_from([0, 4]),
     st.sets(st.integers(0, 30), min_size=1, max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_steps_that_run_out_of_memory_spoil_nothing_but_the_sequence_that_fails(
     wanted: list[tuple[list[int], dict[str, object]]], num_blocks: int, lookup: int, failing: set[int]
 ) -> None:
@@ -432,7 +432,7 @@ def test_a_step_is_divided_by_tokens_and_blocks_count_while_they_are_held(clock:
 
 
 @given(st.lists(st.tuples(prompts, st.integers(1, 25)), min_size=1, max_size=8), st.integers(14, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_all_steps_are_divided_among_the_requests(wanted: list[tuple[list[int], int]], num_blocks: int) -> None:
     clock, runner = Clock(), SecondPerStep(num_blocks)
     runner.clock = clock

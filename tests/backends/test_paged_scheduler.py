@@ -171,7 +171,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_any_order = AnyOrder.TestCase
 
 

@@ -110,7 +110,7 @@ sampling_params = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     params=st.lists(sampling_params, min_size=1, max_size=5),
     history=st.lists(st.integers(0, 60), min_size=1, max_size=12),
@@ -242,7 +242,7 @@ def test_logprobs_with_alternatives(convert: Convert, counts: list[int]) -> None
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_best_of_rows_with_equal_values(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 3000))
     k = data.draw(st.integers(1, min(size, 1024)))
@@ -385,7 +385,7 @@ def assert_same_as_one_by_one(
     return expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     params=sampling_params,
     temperature=st.sampled_from([0.0, 0.3, 1.0]),
@@ -429,7 +429,7 @@ def test_draft_gives_the_same_as_one_token_at_a_time(
     assert len(expected) == min(wrong_at, num_drafted) + 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     params=st.lists(sampling_params | st.just(SamplingParams(temperature=0)), min_size=1, max_size=5),
     drafts=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=5, max_size=5),

@@ -171,7 +171,7 @@ def compiled(vocabulary: Vocabulary, **wanted: Any) -> GrammarMatcher:
     return GrammarMatcher(vocabulary.load(), grammar_text(StructuredOutputs(**wanted)), VOCAB_SIZE)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     regex=st.recursive(
         st.sampled_from(["a", "bc", r"\d", r"\w", "[^a-y0-9]", r"\.", "/", "é"]),
@@ -190,7 +190,7 @@ def test_regex_may_end_exactly_where_it_matches(vocabulary: Vocabulary, regex: s
             assert may_end == (re.fullmatch(regex, text, re.ASCII) is not None), (regex, text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(schema=schemas(), seed=st.integers(0, 2**32))
 def test_json_may_end_only_as_a_valid_instance(vocabulary: Vocabulary, schema: dict[str, Any], seed: int) -> None:
     ends = 0
@@ -201,7 +201,7 @@ def test_json_may_end_only_as_a_valid_instance(vocabulary: Vocabulary, schema: d
     assert ends
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(schema=any_schemas(), seed=st.integers(0, 2**32))
 def test_schemas_are_enforced_in_full_or_rejected(vocabulary: Vocabulary, schema: Any, seed: int) -> None:
     try:

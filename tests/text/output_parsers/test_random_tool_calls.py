@@ -127,7 +127,7 @@ def decoded(message: Message) -> tuple[str, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize(("name", "render"), JSON_RENDERS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(CALLS, WORDS, WORDS, st.data())
 def test_json_calls_with_content_around_them(
     name: str, render: Render, calls: list[tuple[str, Arguments]], before: str, after: str, data: st.DataObject
@@ -188,6 +188,7 @@ VALUE_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</stept
 
 
 @pytest.mark.parametrize(("name", "render"), MARKUP_RENDERS)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(
@@ -230,7 +231,7 @@ def test_gemma_calls(
     [*(lambda name=name: tagged_call_parser(name) for name in TOOL_FORMATS), CallListParser],
     ids=[*TOOL_FORMATS, "list"],
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(SOUP | st.text(), st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(
     parser: Callable[[], MessageParser], text: str, data: st.DataObject
@@ -242,10 +243,10 @@ def test_the_result_does_not_depend_on_how_the_text_is_split(
         assert message[0] == text
 
 
-LONG = 100_000
+LONG = 50_000
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("name", "text", "calls", "length"),
     [

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed_messages import cut
 
@@ -169,6 +169,7 @@ SOUP = st.lists(
 
 
 @pytest.mark.parametrize("name", MARKED)
+@settings(max_examples=20)
 @given(SOUP | st.text(), st.booleans(), st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(
     name: str, text: str, begun: bool, data: st.DataObject
@@ -184,6 +185,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_split(
 
 
 @pytest.mark.parametrize("name", MARKED)
+@settings(max_examples=20)
 @given(WORDS, WORDS, st.booleans(), st.data())
 def test_random_reasoning_and_answers_are_returned(
     name: str, reasoning: str, answer: str, begun: bool, data: st.DataObject
