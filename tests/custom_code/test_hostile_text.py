@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import requests
-from serving import Server, StartServer
+from model_store import StoreServer
 
 HANDLE = """
 import json, multiprocessing, os
@@ -42,33 +42,40 @@ def read(payload, **kwargs):
 """
 
 
-def serve(start_server: StartServer, directory: Path, code: str, properties: str = "") -> Server:
-    (directory / "m0").mkdir()
-    (directory / "m0/model.py").write_text(code)
-    return start_server(properties)
+PROPERTIES = {
+    "def": "option.predict_timeout=20\n",
+    "async-def": "option.predict_timeout=20\n",
+    "formatters": "option.rolling_batch=echo\n",
+}
 
 
-def post(server: Server, body: str) -> requests.Response:
-    return requests.post(
-        f"{server.url}/invocations", data=body, headers={"Content-Type": "application/json"}, timeout=60
-    )
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    files = {kind: {"model.py": HANDLE.replace("{kind}", kind.replace("-", " "))} for kind in ("def", "async-def")}
+    files["formatters"] = {"model.py": FORMATTERS}
+    server = StoreServer(tmp_path_factory.mktemp("hostile"), PROPERTIES, files=files)
+    yield server.wait_ready()  # type: ignore[misc]
+    server.stop()
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
-def test_half_characters_end_their_own_request_only(start_server: StartServer, tmp_path: Path, kind: str) -> None:
-    server = serve(start_server, tmp_path, HANDLE.replace("{kind}", kind), "option.predict_timeout=20\n")
-    process = post(server, "{}").text
-    failed = post(server, r'{"label": "\ud800"}')
+def post(server: StoreServer, model: str, body: str) -> requests.Response:
+    headers = {"Content-Type": "application/json"}
+    return server.ask("POST", f"/predictions/{model}", data=body, headers=headers)
+
+
+@pytest.mark.parametrize("kind", ["def", "async-def"])
+def test_half_characters_end_their_own_request_only(server: StoreServer, kind: str) -> None:
+    process = post(server, kind, "{}").text
+    failed = post(server, kind, r'{"label": "\ud800"}')
     assert (failed.status_code, r"unknown label \\ud800" in failed.text) == (424, True)
-    assert post(server, r'{"header": "\ud800"}').text == "ok"
-    assert post(server, '{"silent": 1}').status_code == 424
-    assert post(server, "{}").text == process, "the process is the same"
-    assert post(server, '{"pool": 1}').text == "[3]", "what the code starts can be ended"
+    assert post(server, kind, r'{"header": "\ud800"}').text == "ok"
+    assert post(server, kind, '{"silent": 1}').status_code == 424
+    assert post(server, kind, "{}").text == process, "the process is the same"
+    assert post(server, kind, '{"pool": 1}').text == "[3]", "what the code starts can be ended"
 
 
-def test_half_characters_do_not_end_the_formatters(start_server: StartServer, tmp_path: Path) -> None:
-    server = serve(start_server, tmp_path, FORMATTERS, "option.rolling_batch=echo\n")
-    failed = post(server, r'{"inputs": "x", "label": "\ud800"}')
+def test_half_characters_do_not_end_the_formatters(server: StoreServer) -> None:
+    failed = post(server, "formatters", r'{"inputs": "x", "label": "\ud800"}')
     assert (failed.status_code, r"unknown label \\ud800" in failed.text) == (424, True)
-    assert post(server, '{"inputs": "x"}').json() == {"generated_text": "x"}
+    assert post(server, "formatters", '{"inputs": "x"}').json() == {"generated_text": "x"}
     assert "formatters has ended" not in server.log

@@ -5,6 +5,7 @@ boto3 calls them through SageMaker's runtime API, whole and streamed, and their 
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -20,9 +21,11 @@ import boto3
 import numpy as np
 import psutil
 import pytest
+import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from lora import write_adapter
+from model_store import StoreServer
 from PIL import Image
 from serving import Server
 from waiting import wait_until
@@ -31,6 +34,7 @@ from lmi_handlers.custom_code import ndlist
 
 HANDLERS = Path(__file__).parent / "handlers"
 FORMATTING = "lmi_handlers.custom_code.formatting.process"
+CODE = "lmi_handlers.custom_code.child"
 
 _KILLED = re.compile("the process that runs .* ended .*while it worked on this request")
 
@@ -166,10 +170,11 @@ CASES = [
 
 
 class Endpoint:
-    """A server, called as an endpoint."""
+    """A model of a server, called as an endpoint. A header names it, which boto3 does not know for streams."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, model: str) -> None:
         self.server = server
+        self.model = model
         self._runtime: Any = boto3.client(
             "sagemaker-runtime",
             endpoint_url=server.url,
@@ -178,15 +183,14 @@ class Endpoint:
             aws_secret_access_key="x",
             config=Config(retries={"max_attempts": 0}),
         )
+        self._runtime.meta.events.register("before-call.sagemaker-runtime", self._name_model)
+
+    def _name_model(self, params: dict[str, Any], **_: object) -> None:
+        params["headers"]["X-Amzn-SageMaker-Target-Model"] = self.model
 
     def call(self, body: bytes, **arguments: str) -> dict[str, Any]:
         """Everything about an answer; its body is bytes."""
-        request = {
-            "EndpointName": self.server.name.replace("_", "-"),
-            "Body": body,
-            "ContentType": "application/json",
-            **arguments,
-        }
+        request = {"EndpointName": "e", "Body": body, "ContentType": "application/json", **arguments}
         answer: dict[str, Any] = self._runtime.invoke_endpoint(**request)
         return answer | {"Body": answer["Body"].read()}
 
@@ -199,42 +203,43 @@ class Endpoint:
 
     def stream(self, body: bytes, **arguments: str) -> Iterator[bytes]:
         """The parts of an answer, as they arrive."""
-        request = {
-            "EndpointName": self.server.name.replace("_", "-"),
-            "Body": body,
-            "ContentType": "application/json",
-            **arguments,
-        }
+        request = {"EndpointName": "e", "Body": body, "ContentType": "application/json", **arguments}
         answer = self._runtime.invoke_endpoint_with_response_stream(**request)
         return (event["PayloadPart"]["Bytes"] for event in answer["Body"])
+
+    def load(self) -> tuple[int, ...]:
+        """How many requests run, and how many wait."""
+        page = requests.get(f"{self.server.url}/metrics", headers={"Connection": "close"}, timeout=60).text
+        series = rf'^vllm:num_requests_(?:running|waiting){{model_name="{self.model}",.*}} (.*)$'
+        return tuple(int(float(value)) for value in re.findall(series, page, re.MULTILINE))
 
 
 Serve = Callable[[str], Endpoint]
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Serve a handler's directory. The latest one goes on until another is asked for."""
-    served: dict[str, Endpoint] = {}
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    """A server with all handlers, each of which is a model."""
+    names = {handler.name for handler in CASES}
+    files = {name: dict(texts(HANDLERS / name)) for name in names}
+    server = StoreServer(tmp_path_factory.mktemp("handlers"), dict.fromkeys(names, ""), "--local-runtime", files=files)
+    yield server.wait_ready()  # type: ignore[misc]
+    server.stop()
 
-    def start(name: str) -> Endpoint:
-        if name not in served:
-            for endpoint in served.values():
-                endpoint.server.stop()
-            served.clear()
-            directory = shutil.copytree(HANDLERS / name, tmp_path_factory.mktemp("handlers") / name)
-            server = Server(directory, (directory / "serving.properties").read_text(), "--local-runtime")
-            served[name] = Endpoint(server)
-            server.wait_ready()
-        return served[name]
 
-    yield start
-    for endpoint in served.values():
-        endpoint.server.stop()
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(folder).as_posix(), path.read_text()
+
+
+@pytest.fixture(scope="module")
+def serve(store: StoreServer) -> Serve:
+    return functools.cache(lambda name: Endpoint(store, name))
 
 
 @pytest.mark.parametrize("handler", CASES, ids=lambda handler: f"{handler.name}-{handler.content_type}")
-def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler) -> None:
+def test_whole_streamed_and_killed_in_the_middle(store: StoreServer, serve: Serve, handler: Handler) -> None:
     endpoint, body = serve(handler.name), handler.body
     types = {"ContentType": handler.content_type, "Accept": handler.accept}
     assert handler.read(endpoint.call(body, **types)["Body"]) == handler.answer
@@ -248,9 +253,10 @@ def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler)
         found = endpoint.refusal(wrong, **types)
         assert (found[0], text in found[1]) == (status, True)
 
-    server = endpoint.server
-    server.wait_for_sequences(0)
-    processes = [server.supervised(FORMATTING)] if handler.formats else server.code_processes()
+    wait_until(lambda: endpoint.load() == (0, 0))
+    module = FORMATTING if handler.formats else CODE
+    processes = store.processes_of(handler.name, module)
+    assert processes
     if handler.streams:
         stream = endpoint.stream(handler.endless, **types)
         text = next(stream).decode()
@@ -260,21 +266,13 @@ def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler)
     else:
         status, text = kill_during_call(endpoint, processes, body, types)
         assert (status, bool(_KILLED.search(text))) == (424, True)
-    replaced = formatters_are_replaced if handler.formats else code_is_replaced
-    wait_until(lambda: replaced(server, processes))  # until then, requests may be refused
+    wait_until(lambda: are_replaced(store, handler.name, module, processes))  # until then, requests may be refused
     assert handler.read(endpoint.call(body, **types)["Body"]) == handler.answer
 
 
-def code_is_replaced(server: Server, processes: list[psutil.Process]) -> bool:
-    found = server.code_processes()
-    return bool(found) and not set(found) & set(processes)
-
-
-def formatters_are_replaced(server: Server, processes: list[psutil.Process]) -> bool:
-    try:
-        return server.supervised(FORMATTING) not in processes and server.ping().status_code == 200
-    except AssertionError:  # there is none
-        return False
+def are_replaced(store: StoreServer, model: str, module: str, processes: list[psutil.Process]) -> bool:
+    found = store.processes_of(model, module)
+    return bool(found) and not set(found) & set(processes) and store.states()[model] == "Healthy"
 
 
 def kill_during_call(
@@ -285,20 +283,20 @@ def kill_during_call(
         process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor() as threads:
         call = threads.submit(endpoint.refusal, body, **types)
-        endpoint.server.wait_for_sequences(1)
+        wait_until(lambda: endpoint.load() == (1, 0))
         for process in processes:
             process.kill()
         return call.result()
 
 
-def test_a_dynamic_batch_with_a_bad_request(serve: Serve) -> None:
+def test_a_dynamic_batch_with_a_bad_request(store: StoreServer, serve: Serve) -> None:
     endpoint = serve("batch_scorer")
     bodies = [b'{"number": 1}', b'{"number": 2}', b'{"letter": "a"}', b'{"number": 4}']
-    (process,) = endpoint.server.code_processes()
+    (process,) = store.processes_of("batch_scorer", CODE)
     process.suspend()  # the first request may be a batch of its own, but the others wait together
     with ThreadPoolExecutor(4) as threads:
         calls = [threads.submit(endpoint.call, body) for body in bodies]
-        wait_until(lambda: sum(endpoint.server.sequences()) == len(bodies))
+        wait_until(lambda: sum(endpoint.load()) == len(bodies))
         process.resume()
         answers = [json.loads(call.result()["Body"]) for call in calls]
     assert [answer.get("prediction") for answer in answers] == [10, 20, None, 40]
@@ -326,7 +324,7 @@ def test_an_adapters_own_formatter(tiny_llama: Path, tmp_path: Path) -> None:
     write_adapter(directory / "adapters" / "formal", 0, layers=2, width=128)
     properties = (directory / "serving.properties").read_text() + f"option.model_id={tiny_llama}\n"
     server = Server(directory, properties, "--local-runtime")
-    endpoint = Endpoint(server.wait_ready())
+    endpoint = Endpoint(server.wait_ready(), server.name)
     for adapter, name in (({"adapters": "formal"}, "formal"), ({}, "base")):
         body = json.dumps({"inputs": "one two", "parameters": {"max_new_tokens": 3}, **adapter}).encode()
         expected = [{"from": name, "last": last} for last in (False, False, True)]
@@ -341,3 +339,10 @@ def test_an_adapters_own_formatter(tiny_llama: Path, tmp_path: Path) -> None:
     wait_until(lambda: formatters_are_replaced(server, processes))
     assert lines(endpoint.call(body.replace(b"2000", b"1"))["Body"]) == [{"from": "formal", "last": True}]
     server.stop()
+
+
+def formatters_are_replaced(server: Server, processes: list[psutil.Process]) -> bool:
+    try:
+        return server.supervised(FORMATTING) not in processes and server.ping().status_code == 200
+    except AssertionError:  # there is none
+        return False
