@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import requests
 import starts
 from byte_model import write_byte_model
 from server_sent_events import json_chunks
-from serving import Server, StartServer
+from serving import Server
 from starts import Both, write
 from tokenizers import Tokenizer
 
@@ -111,17 +112,30 @@ def test_models(echo_server: Server) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_clients_see_the_models_name_and_not_its_path(start_server: StartServer, tmp_path: Path) -> None:
-    directory = tmp_path / "weights"
+@pytest.fixture(scope="module")
+def named_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a model of code in a directory of its own, under two other names, and a template of the server's."""
+    directory = tmp_path_factory.mktemp("model-of-code") / "weights"
     directory.mkdir()
     write_byte_model(directory)
-    server = start_server(
-        f"option.rolling_batch=echo\noption.model_id={directory}\noption.served_model_name=mine, my/other\n"
-    )
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 261}')
+    properties = f"option.rolling_batch=echo\noption.model_id={directory}\noption.served_model_name=mine, my/other\n"
+    (own := tmp_path_factory.mktemp("named") / "m").mkdir()
+    (own / "own.jinja").write_text(TEMPLATE)
+    server = Server(own, f"{properties}option.chat_template=own.jinja\n")
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_clients_see_the_models_name_and_not_its_path(named_server: Server) -> None:
+    server = named_server
     models = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     assert [(model["id"], model["root"]) for model in models] == [("mine", "mine"), ("my/other", "mine")]
     for path in ("/v1/models", "/info", "/openapi.json", "/"):  # none of them needs a key
-        assert str(directory) not in requests.get(server.url + path, timeout=60).text
+        assert "-of-code" not in requests.get(server.url + path, timeout=60).text
     assert completion(server, prompt="a", max_tokens=1).json()["model"] == "mine"
     assert completion(server, prompt="a", max_tokens=1, model="mine").json()["model"] == "mine"
     assert completion(server, prompt="a", max_tokens=1, model="my/other").json()["model"] == "my/other"
@@ -129,15 +143,9 @@ def test_clients_see_the_models_name_and_not_its_path(start_server: StartServer,
         assert requests.get(f"{server.url}/v1/models/{name}", timeout=60).json()["id"] == name
 
 
-def test_a_model_of_code_fills_in_the_middle(start_server: StartServer, tmp_path: Path) -> None:
+def test_a_model_of_code_fills_in_the_middle(named_server: Server) -> None:
     """The echo backend answers with the prompt, which has the model's own tokens."""
-    write_byte_model(tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    tokenizer.add_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 261}')
-    server = start_server(f"option.rolling_batch=echo\noption.model_id={tmp_path}\n")
-    answer = completion(server, prompt="def ", suffix=" pass", max_tokens=40).json()
+    answer = completion(named_server, prompt="def ", suffix=" pass", max_tokens=40).json()
     assert answer["choices"][0]["text"] == "<fim_prefix>def <fim_suffix> pass<fim_middle>"
     assert answer["usage"]["prompt_tokens"] == 1 + 3 + len("def  pass")  # with <s>
 
@@ -427,11 +435,9 @@ TEMPLATE = """\
 {%- if tools %}<tool_call>{{ tools | length }}{% endif -%}"""
 
 
-def test_server_can_set_the_template(start_server: StartServer, tmp_path: Path) -> None:
+def test_server_can_set_the_template(named_server: Server) -> None:
     """The echo backend returns what this template renders: a Hermes tool call, whose format is detected from the template."""
-    (tmp_path / "m0").mkdir()
-    (tmp_path / "m0" / "own.jinja").write_text(TEMPLATE)
-    server = start_server("option.rolling_batch=echo\noption.chat_template=own.jinja\n")
+    server = named_server
     assert choice(chat(server))["message"]["content"] == "user=hi;"
     refused = chat(server, messages=[{"role": "system", "content": "x"}])
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "messages: no system here")

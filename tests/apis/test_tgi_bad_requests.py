@@ -18,7 +18,7 @@ from lmi_command import lmi
 from paths import RECORDINGS, SUPPORT
 from raw_http import connect, request
 from server_sent_events import json_events
-from serving import Server, StartServer
+from serving import Server
 
 from lmi_handlers.apis.tgi.body import TgiParameters
 
@@ -187,11 +187,19 @@ def test_without_the_key(guarded_server: Server) -> None:
         assert "WWW-Authenticate" not in answer.headers
 
 
-def test_overloaded(start_server: StartServer) -> None:
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one place in the batch and one in the queue. A request may take six seconds."""
+    properties = "option.rolling_batch=echo\njob_queue_size=1\noption.max_rolling_batch_size=1\n"
+    properties += "option.echo_faults=true\noption.predict_timeout=6\n"
+    server = Server(tmp_path_factory.mktemp("narrow") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_overloaded(narrow_server: Server) -> None:
     """One request runs, one waits and all others are rejected. `Retry-After` is our addition."""
-    server = start_server(
-        "option.rolling_batch=echo\njob_queue_size=1\noption.max_rolling_batch_size=1\noption.echo_faults=true\n"
-    )
+    server = narrow_server
     endless = request({"inputs": "a HANG@1"}, "/generate")
     with connect(server, endless):
         server.wait_for_sequences(1)
@@ -220,8 +228,9 @@ def test_failure_during_a_stream_is_the_last_event(echo_server: Server) -> None:
     assert events[-1]["error_type"] == "generation"
 
 
-def test_timeout_and_dead_engine(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=2\n")
+def test_timeout_and_dead_engine(narrow_server: Server) -> None:
+    server = narrow_server
+    server.wait_for_sequences(0)
     for prompt, status in (("a HANG@1", 504), ("a DIE@1", 424)):
         answer = requests.post(server.url + "/generate", json={"inputs": prompt}, timeout=60)
         assert (answer.status_code, answer.json()["error_type"]) == (status, "generation")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
+from byte_model import write_byte_model
 from engine_thread import Engine
 from facts import raises, says
 from model_store import StoreServer
@@ -423,7 +424,7 @@ def test_a_shadow_that_dies_hangs_or_does_not_load_changes_nothing(start_server:
     ("shadow", "cause"),
     [
         (f"{ECHO}option.echo_fault=raise_in_load\n", "raise_in_load"),
-        pytest.param("option.rolling_batch=openvino\n", "option.shadow_model 0", marks=pytest.mark.model),
+        (f"{ECHO}option.model_id={{model}}\n", "option.shadow_model 0"),
     ],
     ids=["fails", "tokenizer"],
 )
@@ -431,7 +432,9 @@ def test_a_shadow_that_does_not_load_is_reported(
     start_server: StartServer, tmp_path: Path, shadow: str, cause: str
 ) -> None:
     """One has another tokenizer, which is only known when it is loaded: the model has no folder with a tokenizer."""
-    server = start_with_shadow(start_server, tmp_path, shadow)
+    (model := tmp_path / "model").mkdir()
+    write_byte_model(model)
+    server = start_with_shadow(start_server, tmp_path, shadow.format(model=model))
     wait_until(lambda: '"the shadow engine does not run"' in server.log, 120)
     (line,) = (json.loads(line) for line in server.log.splitlines() if '"the shadow engine does not run"' in line)
     assert says(line["cause"], cause)

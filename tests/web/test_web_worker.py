@@ -34,10 +34,10 @@ def resident_mib(process: psutil.Process) -> float:
 # Size
 
 
-@pytest.mark.parametrize("module", ["lmi_handlers.app", "lmi_handlers.gunicorn_conf", "lmi_handlers.commands.cli"])
-def test_web_worker_imports_no_engine_library(module: str, tmp_path: Path) -> None:
+def test_web_worker_imports_no_engine_library(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=scheduler\n")
-    program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    modules = "lmi_handlers.app, lmi_handlers.gunicorn_conf, lmi_handlers.commands.cli"
+    program = f"import sys, {modules}; print([name for name in {HEAVY!r} if name in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -50,23 +50,40 @@ def test_web_worker_imports_no_engine_library(module: str, tmp_path: Path) -> No
     assert (result.stdout, result.returncode) == ("[]\n", 0), result.stderr
 
 
-@pytest.mark.parametrize(
-    "rolling_batch", [pytest.param("echo", marks=pytest.mark.long), pytest.param("scheduler", marks=pytest.mark.model)]
-)
-def test_web_worker_is_small_after_requests(rolling_batch: str, start_server: StartServer) -> None:
-    server: Server = start_server(f"option.rolling_batch={rolling_batch}\n", "--workers", "1")
+def ask_both_ways(server: Server) -> None:
     for stream in (False, True):
         answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
         assert answer.status_code == 200
-    if rolling_batch == "scheduler":
+
+
+def assert_are_small(server: Server) -> None:
+    for process in (*server.web_workers(), server.supervisor(), psutil.Process(server.process.pid)):
+        assert libraries(process) == set()
+        assert resident_mib(process) < MOST_MIB
+
+
+@pytest.mark.long
+def test_web_worker_is_small_after_requests_to_the_echo_backend(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\n", "--workers", "1")
+    ask_both_ways(server)
+    assert_are_small(server)
+
+
+def test_web_worker_is_small_after_requests(model_server_once: Server) -> None:
+    """A new one, whatever other tests have asked the server."""
+    server = model_server_once
+    before = server.web_workers()
+    for worker in before:
+        worker.kill()
+    wait_until(lambda: len(set(server.web_workers()) - set(before)) == len(before))
+    server.wait_ready()
+    for _ in range(4):  # by every worker
+        ask_both_ways(server)
         chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         answer = server.invoke(chat, path="/v1/chat/completions")
         assert answer.status_code == 200
-    for process in (server.web_worker(), server.supervisor(), psutil.Process(server.process.pid)):
-        assert libraries(process) == set()
-        assert resident_mib(process) < MOST_MIB
-    if rolling_batch == "scheduler":
-        assert "torch" in libraries(server.engine()), "the check above detects no packages"
+    assert_are_small(server)
+    assert "torch" in libraries(server.engine()), "the check above detects no packages"
 
 
 def test_rejected_requests_take_no_memory(echo_server: Server) -> None:
@@ -85,8 +102,8 @@ def test_rejected_requests_take_no_memory(echo_server: Server) -> None:
     assert sum(map(resident_mib, workers)) - before < 60, "all rejected requests together have over 150 MiB"
 
 
-def test_replacement_workers_do_not_import_again(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\n", "--workers", "2")
+def test_replacement_workers_do_not_import_again(private_server: Server) -> None:
+    server = private_server
     killed = server.web_workers()
     for worker in killed:
         worker.kill()
@@ -118,7 +135,7 @@ def private_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=256\nmax_request_size=4096\n"
         "option.no_such_option=1\n"
     )
-    server = Server(tmp_path_factory.mktemp("private") / "m", properties)
+    server = Server(tmp_path_factory.mktemp("private") / "m", properties, "--workers", "2")
     yield server.wait_ready()
     server.stop()
 
