@@ -178,24 +178,17 @@ def test_a_model_id_that_does_not_exist_is_an_error(tmp_path: Path, both: Both, 
         assert error.endswith(os.strerror(36))
 
 
-@pytest.mark.parametrize(
-    ("files", "cause"),
-    [
-        ({"tokenizer.json": "{}"}, ""),
-        (
-            {
-                "tokenization_a.py": "",
-                "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_a.A", null]}}',
-            },
-            "tokenization_a.py only option.trust_remote_code=true",
-        ),
-    ],
-)
-def test_lmi_check_finds_a_tokenizer_that_cannot_be_loaded(tmp_path: Path, files: Files, cause: str) -> None:
-    """`lmi serve` leaves that to the engine."""
-    directory = write(tmp_path / "m", CONFIG | {"model.safetensors": NO_TENSORS} | files)
+def test_lmi_check_finds_a_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """`lmi serve` leaves that to the engine. Other causes: `tests/text/test_text_bundle.py`."""
+    files = {
+        "model.safetensors": NO_TENSORS,
+        "tokenization_a.py": "",
+        "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_a.A", null]}}',
+    }
+    directory = write(tmp_path / "m", CONFIG | files)
     ended = check(directory)
     assert ended.status == 1
+    cause = "tokenization_a.py only option.trust_remote_code=true"
     assert [says(error, f"no tokenizer {directory} {cause}") for error in ended.errors] == [True]
 
 

@@ -162,7 +162,10 @@ def test_sampling_defaults_that_no_request_could_have(tmp_path: Path, content: b
         check_sampling_defaults(tmp_path)
 
 
-def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [{}, {"config.json": "{}", "tokenizer.json": "{}"}], ids=["nothing", "broken"])
+def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match="no tokenizer can be loaded"):
         build_text_bundle(tmp_path, tmp_path / "bundle")
 
