@@ -383,7 +383,7 @@ VALUES: st.SearchStrategy[Any] = (
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(
     st.fixed_dictionaries(
         {"inputs": st.text(max_size=10)},

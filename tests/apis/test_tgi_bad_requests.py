@@ -256,7 +256,7 @@ VALUES: st.SearchStrategy[Any] = (
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(
     st.sampled_from(["/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize"]),
     st.fixed_dictionaries(

@@ -268,7 +268,7 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @each_operation(
     document(task="text-embedding"),
-    12,
+    6,
     boundaries=True,
     only="embed|similarity|/tokenize|decode|/info|/pooling",
 )
@@ -284,7 +284,7 @@ def ranking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     server.stop()
 
 
-@each_operation(document(task="text-ranking"), 12, boundaries=True, only=r"rank|/predict$|score|/classify|/pooling")
+@each_operation(document(task="text-ranking"), 6, boundaries=True, only=r"rank|/predict$|score|/classify|/pooling")
 def test_every_operation_that_scores(operation: Operation, ranking_server: Server) -> None:
     check_operation(ranking_server, operation)
 
@@ -296,17 +296,17 @@ SAME_BODIES = "count_tokens|/generate_stream"
 """Paths that take the same body as another path. Only that one gets the requests for each keyword."""
 
 
-@each_operation(without_json_lines(), 12, boundaries=False, only=SAME_BODIES)
+@each_operation(without_json_lines(), 6, boundaries=False, only=SAME_BODIES)
 def test_operations_with_the_bodies_of_others(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 
 
-@each_operation(without_bodies_of_other_paths(), 12, boundaries=True, but=f"{OTHER_NAMES}|{SAME_BODIES}")
+@each_operation(without_bodies_of_other_paths(), 6, boundaries=True, but=f"{OTHER_NAMES}|{SAME_BODIES}")
 def test_every_operation(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 
 
-@each_operation(DOCUMENT, 15, boundaries=False, only=rf"{OTHER_NAMES}|^/invocations")
+@each_operation(DOCUMENT, 6, boundaries=False, only=rf"{OTHER_NAMES}|^/invocations")
 def test_batches_and_route_aliases(operation: Operation, echo_server: Server) -> None:
     check_operation(echo_server, operation)
 

