@@ -619,21 +619,30 @@ def test_sequential_runner_starts_again_after_a_preemption(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def small_model() -> Callable[[torch.dtype], Any]:
+    """Loads the default model."""
     path = resolve_model(
         None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda phase: None
     )
     return lambda dtype: transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
 
 
+@pytest.fixture(scope="module")
+def real_backend(small_model: Callable[[torch.dtype], Any]) -> TransformersBackend:
+    model = small_model(torch.float32)
+    file = Path(model.config._name_or_path) / TOKENIZER_FILE
+    return make_backend(model, max_prefill_tokens=48, max_batch_size=3, tokenizer_file=file)
+
+
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_real_model_in_float32_under_a_random_schedule(small_model: Callable[[torch.dtype], Any]) -> None:
+def test_real_model_in_float32_under_a_random_schedule(
+    real_backend: TransformersBackend, small_model: Callable[[torch.dtype], Any]
+) -> None:
     rng = random.Random(20)
-    backend = make_backend(small_model(torch.float32), max_prefill_tokens=48, max_batch_size=3)
-    assert type(backend._runner) is RollingRunner
+    assert type(real_backend._runner) is RollingRunner
     model = small_model(torch.float32)
     requests: dict[str, tuple[list[int], SamplingParams]] = {}
-    driver = Driver(backend)
+    driver = Driver(real_backend)
     for n, length in enumerate((5, 60, 1, 30)):
         prompt = [rng.randrange(20, 40_000) for _ in range(length)]
         requests[f"r{n}"] = prompt, greedy(rng.randint(4, 8))
@@ -650,20 +659,17 @@ def test_real_model_in_float32_under_a_random_schedule(small_model: Callable[[to
 
 
 @pytest.mark.model
-def test_bad_words_on_the_real_model(small_model: Callable[[torch.dtype], Any]) -> None:
-    model = small_model(torch.float32)
-    file = Path(model.config._name_or_path) / TOKENIZER_FILE
+def test_bad_words_on_the_real_model(real_backend: TransformersBackend) -> None:
+    file = Path(real_backend._runner._model.config._name_or_path) / TOKENIZER_FILE  # type: ignore[attr-defined]
     tokenizer = Tokenizer.from_file(str(file))
     words = BadWords(file, 49152)
     for word in ("Paris", " Paris"):  # at the start of a text and after a space
         assert words.token_ids((word,)) == [tokenizer.encode("Paris").ids, tokenizer.encode(" Paris").ids]
-    backend = make_backend(model, tokenizer_file=file)
     prompt = tokenizer.encode("The capital of France is").ids
-    plain = tokenizer.decode(generate(backend, prompt, greedy(4)).token_ids)
+    plain = tokenizer.decode(generate(real_backend, prompt, greedy(4)).token_ids)
     assert "Paris" in plain
-    banned = tokenizer.decode(generate(backend, prompt, greedy(4, bad_words=("Paris",))).token_ids)
+    banned = tokenizer.decode(generate(real_backend, prompt, greedy(4, bad_words=("Paris",))).token_ids)
     assert "Paris" not in banned
-    backend.close()
 
 
 @pytest.mark.model
