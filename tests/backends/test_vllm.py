@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,18 @@ def smol(tmp_path_factory: pytest.TempPathFactory) -> Smol:
 
 
 @pytest.fixture(scope="module")
-def engine(smol: Smol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    """The model in float32 with two adapters, and requests in order of priority."""
+def engine(tiny: Smol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """The random checkpoint in float32 with two adapters, and requests in order of priority."""
     folder = tmp_path_factory.mktemp("adapters")
-    adapters = {"loud": write_adapter(folder / "loud", 0.5), "still": write_adapter(folder / "still", 0.0)}
+    adapters = {"loud": small_adapter(folder / "loud", 0.5), "still": small_adapter(folder / "still", 0.0)}
     options = EXACT | {"enable_lora": True, "extra": SMALL | {"scheduling_policy": "priority"}}
-    backend = smol.load("vllm", adapters, **options, max_rolling_batch_size=4)
+    backend = tiny.load("vllm", adapters, **options, max_rolling_batch_size=4)
     yield backend
     backend.close()
+
+
+def small_adapter(folder: Path, size: float) -> Path:
+    return write_adapter(folder, size, layers=2, width=128)
 
 
 @pytest.fixture(scope="module")
@@ -277,14 +282,6 @@ def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) ->
     assert not set(NO_EFFECT) & set(OURS)
 
 
-def test_files_that_name_an_end_outside_the_vocabulary(smol: Smol, plain: Backend) -> None:
-    """With `min_tokens` vLLM writes to the logits of all ends. `max_logprobs=-1` means as many as there are tokens."""
-    assert plain.capabilities.max_logprobs == smol.vocab_size
-    name = smol.add(plain, "def f():", max_tokens=3, min_tokens=2, logprobs=100)
-    *_, last = smol.outputs(plain, name)[name]
-    assert last.error is None
-
-
 def test_quantisations_are_those_of_vllm() -> None:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
@@ -320,6 +317,15 @@ def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
     wanted = "option.blok_size: neither this server nor vLLM has this option; did you mean option.block_size?"
     assert wanted in bad.stderr
     assert "option.quantize has value '32': vLLM supports awq, " in unknown.stderr
+
+
+def test_check_asks_the_ray_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there. What a cluster answers: `test_vllm_nodes.py`."""
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    on_ray = "option.tensor_parallel_degree=2\noption.distributed_executor_backend=ray\n"
+    (tmp_path / "serving.properties").write_text(f"option.rolling_batch=vllm\n{on_ray}")
+    result = lmi("check", "--model-dir", str(tmp_path), "--port", str(free_port()))
+    assert "cores for each worker will be asked for; " in result.output, result.output
 
 
 # Start-up errors
@@ -370,7 +376,7 @@ def test_start_up_error_is_one_line_with_the_option(
 
 
 def test_adapter_that_does_not_fit_the_model(tiny: Smol, tmp_path: Path) -> None:
-    folder = write_adapter(tmp_path / "wrong", 0.1, layers=2, width=128)
+    folder = small_adapter(tmp_path / "wrong", 0.1)
     config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 64}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with raises(ConfigError, "option.enable_lora: wrong cannot loaded 64"):
@@ -391,9 +397,17 @@ SCHEMA = {
 }
 
 
-def test_json_schema(smol: Smol, engine: Backend) -> None:
+def test_files_that_name_an_end_outside_the_vocabulary(smol: Smol, plain: Backend) -> None:
+    """With `min_tokens` vLLM writes to the logits of all ends. `max_logprobs=-1` means as many as there are tokens."""
+    assert plain.capabilities.max_logprobs == smol.vocab_size
+    name = smol.add(plain, "def f():", max_tokens=3, min_tokens=2, logprobs=100)
+    *_, last = smol.outputs(plain, name)[name]
+    assert last.error is None
+
+
+def test_json_schema(smol: Smol, plain: Backend) -> None:
     wanted = StructuredOutputs(json=json.dumps(SCHEMA))
-    person = json.loads(smol.text(engine, "A person as JSON: ", structured_outputs=wanted, max_tokens=80))
+    person = json.loads(smol.text(plain, "A person as JSON: ", structured_outputs=wanted, max_tokens=80))
     assert set(person) == {"name", "age"}
     assert isinstance(person["name"], str)
     assert 0 <= person["age"] <= 99
@@ -407,12 +421,12 @@ def test_json_schema(smol: Smol, engine: Backend) -> None:
         (StructuredOutputs(grammar='root ::= "a" ("b" | "c") "d"'), "a[bc]d"),
     ],
 )
-def test_other_constraints(smol: Smol, engine: Backend, wanted: StructuredOutputs, pattern: str) -> None:
-    assert re.fullmatch(pattern, smol.text(engine, "The sky is ", structured_outputs=wanted))
+def test_other_constraints(tiny: Smol, engine: Backend, wanted: StructuredOutputs, pattern: str) -> None:
+    assert re.fullmatch(pattern, tiny.text(engine, "The sky is ", structured_outputs=wanted))
 
 
-def test_any_json_object(smol: Smol, engine: Backend) -> None:
-    text = smol.text(engine, "JSON: ", structured_outputs=StructuredOutputs(json_object=True), max_tokens=12)
+def test_any_json_object(tiny: Smol, engine: Backend) -> None:
+    text = tiny.text(engine, "JSON: ", structured_outputs=StructuredOutputs(json_object=True), max_tokens=12)
     assert text.lstrip().startswith("{")
 
 
@@ -425,17 +439,17 @@ def test_any_json_object(smol: Smol, engine: Backend) -> None:
         StructuredOutputs(grammar="root ::= ("),
     ],
 )
-def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
-    other = smol.add(engine, PROMPTS[0], max_tokens=6)
-    wrong = smol.add(engine, "x", structured_outputs=wanted)
+def test_grammar_that_does_not_compile_fails_alone(tiny: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+    other = tiny.add(engine, PROMPTS[0], max_tokens=6)
+    wrong = tiny.add(engine, "x", structured_outputs=wanted)
     assert engine.num_preparing == 1
-    outputs = smol.outputs(engine, other, wrong)
+    outputs = tiny.outputs(engine, other, wrong)
     (refused,) = outputs[wrong]
     assert (refused.token_ids, refused.finish_reason, refused.invalid_request) == ([], FinishReason.ERROR, True)
     assert refused.error is not None
     assert refused.error.startswith("cannot be compiled: ")
     assert "\n" not in refused.error
-    assert smol.decode(outputs[other]) == smol.text(engine, PROMPTS[0], max_tokens=6)
+    assert tiny.decode(outputs[other]) == tiny.text(engine, PROMPTS[0], max_tokens=6)
     assert engine.num_preparing == 0
 
 
@@ -447,44 +461,44 @@ def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, 
         StructuredOutputs(grammar='root ::= root root | "a" | ""'),
     ],
 )
-def test_expensive_grammar_does_not_delay_others(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
-    smol.text(
+def test_expensive_grammar_does_not_delay_others(tiny: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+    tiny.text(
         engine, "x", structured_outputs=StructuredOutputs(choice=("a",))
     )  # starts the process that tries grammars
     with frozen_trials():
-        too_much = smol.add(engine, "x", structured_outputs=wanted)
-        other = smol.add(engine, PROMPTS[0], max_tokens=6)
-        assert smol.outputs(engine, other).keys() == {other}
+        too_much = tiny.add(engine, "x", structured_outputs=wanted)
+        other = tiny.add(engine, PROMPTS[0], max_tokens=6)
+        assert tiny.outputs(engine, other).keys() == {other}
         assert engine.num_preparing == 1, "the other one did not wait for it"
-    (refused,) = smol.outputs(engine, too_much)[too_much]
+    (refused,) = tiny.outputs(engine, too_much)[too_much]
     assert refused.error is not None
     assert refused.error.startswith("takes ")
 
 
-def test_abort_before_the_grammar_is_compiled(smol: Smol, engine: Backend) -> None:
-    gone = smol.add(engine, "x", structured_outputs=StructuredOutputs(regex="a{3}b"))
+def test_abort_before_the_grammar_is_compiled(tiny: Smol, engine: Backend) -> None:
+    gone = tiny.add(engine, "x", structured_outputs=StructuredOutputs(regex="a{3}b"))
     engine.abort(gone)
     assert engine.num_preparing == 0
-    assert smol.outputs(engine, smol.add(engine, PROMPTS[0], max_tokens=3)).keys().isdisjoint({gone})
+    assert tiny.outputs(engine, tiny.add(engine, PROMPTS[0], max_tokens=3)).keys().isdisjoint({gone})
 
 
-def test_cache_usage(smol: Smol, engine: Backend) -> None:
+def test_cache_usage(tiny: Smol, engine: Backend) -> None:
     assert engine.kv_cache_usage == 0.0
-    running = smol.add(engine, PROMPTS[0] * 10, max_tokens=3)
+    running = tiny.add(engine, PROMPTS[0] * 10, max_tokens=3)
     engine.step()
     assert 0.0 < engine.kv_cache_usage < 1.0
-    smol.outputs(engine, running)
+    tiny.outputs(engine, running)
     assert engine.kv_cache_usage == 0.0
 
 
-def test_prefix_cache_is_counted(smol: Smol, engine: Backend) -> None:
+def test_prefix_cache_is_counted(tiny: Smol, engine: Backend) -> None:
     """vLLM's blocks have 128 tokens on a CPU. It does not look up prompts whose logprobs are requested."""
     prompt, before = "A thing of beauty is a joy for ever. " * 40, engine.counters
-    length = len(smol.tokenizer.encode(prompt))
+    length = len(tiny.tokenizer.encode(prompt))
     cached = []
     for prompt_logprobs in (None, None, 0):
-        request_id = smol.add(engine, prompt, max_tokens=3, ignore_eos=True, prompt_logprobs=prompt_logprobs)
-        first, *others = smol.outputs(engine, request_id)[request_id]
+        request_id = tiny.add(engine, prompt, max_tokens=3, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+        first, *others = tiny.outputs(engine, request_id)[request_id]
         assert {output.num_cached_tokens for output in others} == {None}
         cached.append(first.num_cached_tokens or 0)
     assert cached == [0, (length - 1) // 128 * 128, 0]
@@ -494,37 +508,37 @@ def test_prefix_cache_is_counted(smol: Smol, engine: Backend) -> None:
 @pytest.mark.parametrize(
     "params", [{"temperature": 2.5}, {"logprobs": 21}, {"stop_token_ids": (10**6,), "logit_bias": {10**6: 1.0}}]
 )
-def test_value_that_vllm_rejects_is_an_invalid_request(smol: Smol, engine: Backend, params: dict[str, Any]) -> None:
+def test_value_that_vllm_rejects_is_an_invalid_request(tiny: Smol, engine: Backend, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        smol.add(engine, "x", **params)
+        tiny.add(engine, "x", **params)
     assert engine.step() == []
 
 
-def test_bad_words(smol: Smol, engine: Backend) -> None:
-    assert "Paris" in smol.text(engine, PROMPTS[0], max_tokens=3)
-    assert "Paris" not in smol.text(engine, PROMPTS[0], max_tokens=3, bad_words=("Paris",))
+def test_bad_words(smol: Smol, plain: Backend) -> None:
+    assert "Paris" in smol.text(plain, PROMPTS[0], max_tokens=3)
+    assert "Paris" not in smol.text(plain, PROMPTS[0], max_tokens=3, bad_words=("Paris",))
 
 
-def test_allowed_token_ids(smol: Smol, engine: Backend) -> None:
-    allowed = tuple(smol.tokenizer.encode("yes no"))
-    request_id = smol.add(engine, "x", allowed_token_ids=allowed, temperature=1.0, ignore_eos=True, max_tokens=8)
-    generated = {token for output in smol.outputs(engine, request_id)[request_id] for token in output.token_ids}
-    assert generated <= {*allowed, *smol.tokenizer.eos_token_ids}
+def test_allowed_token_ids(tiny: Smol, engine: Backend) -> None:
+    allowed = tuple(tiny.tokenizer.encode("yes no"))
+    request_id = tiny.add(engine, "x", allowed_token_ids=allowed, temperature=1.0, ignore_eos=True, max_tokens=8)
+    generated = {token for output in tiny.outputs(engine, request_id)[request_id] for token in output.token_ids}
+    assert generated <= {*allowed, *tiny.tokenizer.eos_token_ids}
 
 
-def test_typical_p(smol: Smol, engine: Backend) -> None:
+def test_typical_p(tiny: Smol, engine: Backend) -> None:
     """Such a small mass leaves one token per position. All seeds give the same text, unlike without it."""
 
     def texts(**params: Any) -> set[str]:
         wanted = {"temperature": 1.0, "max_tokens": 8, **params}
-        ids = [smol.add(engine, PROMPTS[1], seed=seed, **wanted) for seed in range(3)]
-        outputs = smol.outputs(engine, *ids)
-        return {smol.decode(outputs[request_id]) for request_id in ids}
+        ids = [tiny.add(engine, PROMPTS[1], seed=seed, **wanted) for seed in range(3)]
+        outputs = tiny.outputs(engine, *ids)
+        return {tiny.decode(outputs[request_id]) for request_id in ids}
 
     assert (len(texts(typical_p=1e-6)), len(texts())) == (1, 3)
 
 
-def test_samples_match_vllms_own_n(smol: Smol, engine: Backend) -> None:
+def test_samples_match_vllms_own_n(tiny: Smol, engine: Backend) -> None:
     """The engine loop expands `n` into sequences. vLLM does so internally, with the same seeds."""
     from vllm import SamplingParams as EngineSamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -532,13 +546,13 @@ def test_samples_match_vllms_own_n(smol: Smol, engine: Backend) -> None:
     params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
     ours = []
     for sample in range(3):
-        request_id = smol.add(engine, PROMPTS[2], temperature=1.0, max_tokens=8, ignore_eos=True, seed=5 + sample)
+        request_id = tiny.add(engine, PROMPTS[2], temperature=1.0, max_tokens=8, ignore_eos=True, seed=5 + sample)
         assert params.for_sample(sample).seed == 5 + sample
-        ours.append([token for output in smol.outputs(engine, request_id)[request_id] for token in output.token_ids])
+        ours.append([token for output in tiny.outputs(engine, request_id)[request_id] for token in output.token_ids])
     own = engine._engine  # type: ignore[attr-defined]  # vLLM itself, to compare with
     own.add_request(
         "n3",
-        {"prompt_token_ids": smol.tokenizer.encode(PROMPTS[2])},
+        {"prompt_token_ids": tiny.tokenizer.encode(PROMPTS[2])},
         EngineSamplingParams(
             n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
         ),
@@ -553,60 +567,60 @@ def test_samples_match_vllms_own_n(smol: Smol, engine: Backend) -> None:
 # Adapters and priority
 
 
-def test_adapters_in_one_batch(smol: Smol, engine: Backend) -> None:
+def test_adapters_in_one_batch(tiny: Smol, engine: Backend) -> None:
     assert engine.capabilities.adapters == ("loud", "still")
     short = {"max_tokens": 8}
-    alone = smol.text(engine, PROMPTS[0], **short)
-    ids = [smol.add(engine, PROMPTS[0], adapter=adapter, **short) for adapter in (None, "loud", "still")]
-    outputs = smol.outputs(engine, *ids)
-    base, loud, still = (smol.decode(outputs[request_id]) for request_id in ids)
+    alone = tiny.text(engine, PROMPTS[0], **short)
+    ids = [tiny.add(engine, PROMPTS[0], adapter=adapter, **short) for adapter in (None, "loud", "still")]
+    outputs = tiny.outputs(engine, *ids)
+    base, loud, still = (tiny.decode(outputs[request_id]) for request_id in ids)
     assert base == still == alone
     assert loud != base
 
 
-def test_adapters_that_come_and_go(smol: Smol, engine: Backend, tmp_path: Path) -> None:
+def test_adapters_that_come_and_go(tiny: Smol, engine: Backend, tmp_path: Path) -> None:
     """Three adapters and the model in one batch answer as each does alone, and as on the transformers backend."""
-    folders = {name: write_adapter(tmp_path / name, size) for name, size in (("louder", 0.8), ("high", 0.1))}
+    folders = {name: small_adapter(tmp_path / name, size) for name, size in (("louder", 0.8), ("high", 0.1))}
     engine.add_adapter("third", folders["louder"], engine.read_adapter("third", folders["louder"]), pinned=True)
     names = (None, "loud", "still", "third")
     short = {"max_tokens": 6}  # later, rounding in a batch decides between tokens that are equally likely
-    alone = [smol.text(engine, PROMPTS[1], adapter=name, **short) for name in names]
-    ids = [smol.add(engine, PROMPTS[1], adapter=name, **short) for name in names]
-    outputs = smol.outputs(engine, *ids)
-    assert [smol.decode(outputs[request_id]) for request_id in ids] == alone
+    alone = [tiny.text(engine, PROMPTS[1], adapter=name, **short) for name in names]
+    ids = [tiny.add(engine, PROMPTS[1], adapter=name, **short) for name in names]
+    outputs = tiny.outputs(engine, *ids)
+    assert [tiny.decode(outputs[request_id]) for request_id in ids] == alone
     assert len(set(alone)) == 3  # "still" changes nothing
-    ours = smol.load("transformers", {"third": folders["louder"]}, dtype="fp32", enable_lora=True)
+    ours = tiny.load("transformers", {"third": folders["louder"]}, dtype="fp32", enable_lora=True)
     # With so large weights, processors part after a few tokens.
-    assert alone[3].startswith(smol.text(ours, PROMPTS[1], adapter="third", max_tokens=3))
+    assert alone[3].startswith(tiny.text(ours, PROMPTS[1], adapter="third", max_tokens=3))
     ours.close()
     with raises(InvalidRequest, "fourth cannot loaded 3 option.max_loras=4"):
         engine.add_adapter("fourth", folders["high"], None)
     engine.remove_adapter("third")
     with raises(InvalidRequest, "third no longer"):
-        smol.add(engine, PROMPTS[1], adapter="third")
+        tiny.add(engine, PROMPTS[1], adapter="third")
     loud = engine._adapters.get("loud").lora_path  # type: ignore[attr-defined]
-    running = smol.add(engine, PROMPTS[1], adapter="loud", **short)
+    running = tiny.add(engine, PROMPTS[1], adapter="loud", **short)
     engine.add_adapter("loud", folders["louder"], None)
-    later = smol.add(engine, PROMPTS[1], adapter="loud", **short)
+    later = tiny.add(engine, PROMPTS[1], adapter="loud", **short)
     assert len(engine._engine.list_loras()) == 3  # type: ignore[attr-defined]
-    outputs = smol.outputs(engine, running, later)
-    assert smol.decode(outputs[running]) == alone[1]  # it keeps the one that is replaced
-    assert smol.decode(outputs[later]) == alone[3]
+    outputs = tiny.outputs(engine, running, later)
+    assert tiny.decode(outputs[running]) == alone[1]  # it keeps the one that is replaced
+    assert tiny.decode(outputs[later]) == alone[3]
     engine.add_adapter("loud", Path(loud), None)
-    assert smol.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
+    assert tiny.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
     config = json.loads((folders["high"] / "adapter_config.json").read_text()) | {"r": 64}
     (folders["high"] / "adapter_config.json").write_text(json.dumps(config))
     with raises(InvalidRequest, "loud cannot loaded 64"):
         engine.add_adapter("loud", folders["high"], None)
-    assert smol.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
+    assert tiny.text(engine, PROMPTS[1], adapter="loud", **short) == alone[1]
 
 
-def test_lowest_priority_number_runs_first(smol: Smol, engine: Backend) -> None:
+def test_lowest_priority_number_runs_first(tiny: Smol, engine: Backend) -> None:
     """With `option.scheduling_policy=priority`, four sequences at a time."""
-    running = [smol.add(engine, prompt, max_tokens=4, ignore_eos=True) for prompt in PROMPTS[:4]]
+    running = [tiny.add(engine, prompt, max_tokens=4, ignore_eos=True) for prompt in PROMPTS[:4]]
     engine.step()
-    later = smol.add(engine, PROMPTS[4], max_tokens=1, priority=5)
-    sooner = smol.add(engine, PROMPTS[5], max_tokens=1, priority=1)
+    later = tiny.add(engine, PROMPTS[4], max_tokens=1, priority=5)
+    sooner = tiny.add(engine, PROMPTS[5], max_tokens=1, priority=1)
     ended: list[str] = []
     while len(ended) < 6:
         ended += [output.request_id for output in engine.step() if output.finish_reason is not None]
@@ -614,7 +628,7 @@ def test_lowest_priority_number_runs_first(smol: Smol, engine: Backend) -> None:
     assert set(running) < set(ended)
 
 
-def test_no_request_waits_for_a_compiler(smol: Smol, engine: Any) -> None:
+def test_no_request_waits_for_a_compiler(tiny: Smol, engine: Any) -> None:
     """What log probabilities need is compiled while the engine is loaded, for any number of sequences."""
     import torch
     from torch._dynamo.utils import counters
@@ -627,15 +641,15 @@ def test_no_request_waits_for_a_compiler(smol: Smol, engine: Any) -> None:
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > before
     for prompts in PROMPTS[:1], PROMPTS[:3]:
-        smol.outputs(engine, *(smol.add(engine, prompt, logprobs=2, max_tokens=2) for prompt in prompts))
+        tiny.outputs(engine, *(tiny.add(engine, prompt, logprobs=2, max_tokens=2) for prompt in prompts))
     assert counters["stats"]["unique_graphs"] == compiled
 
 
-def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
-    eos = min(smol.tokenizer.eos_token_ids)
-    ended = smol.add(engine, PROMPTS[0], logit_bias={eos: 100.0})
-    stopped = smol.add(engine, PROMPTS[0], logit_bias={eos: 100.0}, stop_token_ids=(eos,), ignore_eos=True)
-    outputs = smol.outputs(engine, ended, stopped)
+def test_length_and_end_of_sequence(tiny: Smol, engine: Backend) -> None:
+    eos = min(tiny.tokenizer.eos_token_ids)
+    ended = tiny.add(engine, PROMPTS[0], logit_bias={eos: 100.0})
+    stopped = tiny.add(engine, PROMPTS[0], logit_bias={eos: 100.0}, stop_token_ids=(eos,), ignore_eos=True)
+    outputs = tiny.outputs(engine, ended, stopped)
     assert outputs[ended][-1].finish_reason is FinishReason.EOS_TOKEN
     assert outputs[stopped][-1].finish_reason is FinishReason.STOP_SEQUENCE
 
@@ -643,7 +657,14 @@ def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
 # Agreement with transformers
 
 
-def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
+@pytest.fixture(scope="module")
+def reference(smol: Smol) -> Iterator[Backend]:
+    backend = smol.load("transformers", dtype="fp32", max_model_len=512)
+    yield backend
+    backend.close()
+
+
+def test_greedy_matches_transformers(smol: Smol, plain: Backend, reference: Backend) -> None:
     """12 prompts of 12 tokens in float32. Where the texts differ, the two candidates must be a tie."""
     wanted: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 2}
 
@@ -652,9 +673,8 @@ def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
         outputs = smol.outputs(backend, *ids)
         return [outputs[request_id] for request_id in ids]
 
-    reference = smol.load("transformers", dtype="fp32", max_model_len=512)
     ties = 0
-    for ours, theirs in zip(generate(engine), generate(reference), strict=True):
+    for ours, theirs in zip(generate(plain), generate(reference), strict=True):
         for one, other in zip(ours, theirs, strict=True):
             if one.token_ids == other.token_ids:
                 continue
@@ -664,10 +684,9 @@ def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
             ties += 1
             break  # from here on, the texts differ
     assert ties <= 2
-    reference.close()
 
 
-def test_prompt_logprobs_match_transformers(smol: Smol, plain: Backend) -> None:
+def test_prompt_logprobs_match_transformers(smol: Smol, plain: Backend, reference: Backend) -> None:
     """In float32, for each prompt token and the five best tokens per position. Ties may be in any order."""
 
     def first_outputs(backend: Backend) -> list[TokenOutput]:
@@ -675,7 +694,6 @@ def test_prompt_logprobs_match_transformers(smol: Smol, plain: Backend) -> None:
         outputs = smol.outputs(backend, *ids)
         return [outputs[request_id][0] for request_id in ids]
 
-    reference = smol.load("transformers", dtype="fp32", max_model_len=512)
     assert "prompt_logprobs" not in plain.capabilities.unsupported
     for ours, theirs in zip(first_outputs(plain), first_outputs(reference), strict=True):
         assert ours.prompt_logprobs is not None
@@ -689,7 +707,6 @@ def test_prompt_logprobs_match_transformers(smol: Smol, plain: Backend) -> None:
             for token in dict(one or ()).keys() & dict(other or ()).keys():
                 assert dict(one or ())[token] == pytest.approx(dict(other or ())[token], abs=1e-3)
             assert len(dict(one or ()).keys() - dict(other or ()).keys()) <= 1, "but for a tie, they are the same"
-    reference.close()
 
 
 def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
@@ -698,8 +715,16 @@ def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
     assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())
 
 
-def test_speculation_and_preemptions_are_counted(tiny: Smol) -> None:
+def test_speculation_and_preemptions_are_counted(tiny: Smol, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache has room for a few prompts, but not for their answers too, which repeat the prompt."""
+    from vllm.v1.spec_decode import ngram_proposer
+
+    monkeypatch.delitem(
+        sys.modules, "llvmlite.binding.ffi", raising=False
+    )  # as `without_flask` has it, which was before
+    for name in ("batch_propose_numba", "_find_longest_matched_ngram_and_propose_tokens"):
+        # To compile them would take most of the time.
+        monkeypatch.setattr(ngram_proposer, name, getattr(ngram_proposer, name).py_func)
     ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     extra = {"num_gpu_blocks_override": "8", "speculative_config": json.dumps(ngrams)}
     backend = tiny.load("vllm", **EXACT | {"extra": SMALL | extra})

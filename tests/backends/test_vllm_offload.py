@@ -45,6 +45,8 @@ def test_variables_divide_the_room_among_the_workers() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
+from unittest.mock import MagicMock
+sys.modules |= dict.fromkeys(("vllm", "vllm.config", "vllm.platforms"), MagicMock())  # to import vLLM takes long
 from backends.vllm.offload import own_folder
 folder = own_folder(Path(sys.argv[1]))
 (folder / "block").write_bytes(b"x")

@@ -1,13 +1,10 @@
-"""A server on real vLLM: a worker process that is killed, adapters and grammars over HTTP, start-up errors."""
+"""A server on real vLLM: a worker process that is killed, adapters and grammars over HTTP."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,8 @@ import psutil
 import pytest
 import requests
 from facts import says
-from lora import write_adapter
-from serving import Server, StartServer, free_port
-from waiting import Watch, wait_until
+from serving import Server, StartServer
+from waiting import Watch, still_running, wait_until
 
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -36,16 +32,14 @@ def worker_processes(server: Server) -> list[psutil.Process]:
     return found
 
 
-def test_log_probabilities_need_no_compiler(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
+def test_log_probabilities_need_no_compiler(tiny_vllm_server: Server) -> None:
     """vLLM compiles a function for the first request that asks for them. Without a C++ compiler, its engine would end.
 
     Several workers need one for their model, too.
     """
-    environ = {"CXX": str(tmp_path / "nowhere"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    server: Server = start_server(f"{QUICK}option.model_id={tiny_llama}\n", environ=environ, ready=False)
-    assert says(server.wait_ready(500).log, "log probabilities not compiled")
-    body = {"model": "m0", "prompt": "a", "max_tokens": 2, "logprobs": 1}
-    answer = server.invoke(body, path="/v1/completions")
+    assert says(tiny_vllm_server.log, "log probabilities not compiled")
+    body = {"model": tiny_vllm_server.name, "prompt": "a", "max_tokens": 2, "logprobs": 1}
+    answer = tiny_vllm_server.invoke(body, path="/v1/completions")
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) == 2
 
@@ -72,36 +66,33 @@ def was_cut(answer: requests.Response, *, stream: bool) -> bool:
     return False
 
 
-@pytest.mark.timeout(1200)  # two starts of three processes each
 def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
-    """Two workers share the model. One is killed under load, then an idle one of the next engine."""
+    """Two workers share the model. One is killed under load; an idle one is watched by the same thread.
+
+    The next engine is not waited for. Of another executor, it is: see `test_vllm_nodes.py`.
+    """
     quick = QUICK.replace("max_model_len=1024", "max_model_len=2048")
     properties = f"{quick}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
     server: Server = start_server(properties, environ={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, ready=False)
-    first = worker_processes(server.wait_ready(500))
-    assert len(first) == 2
+    workers = worker_processes(server.wait_ready(500))
+    assert len(workers) == 2
     parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True, "details": True}
     body: dict[str, Any] = {"inputs": "hello", "parameters": parameters}
     with Watch(server) as watch, concurrent.futures.ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(server.invoke, body | {"stream": True}) for _ in range(3)]
         others = [pool.submit(server.invoke, body) for _ in range(3)]
         server.wait_for_sequences(6)
-        first[1].kill()
+        engine = server.engine()
+        workers[1].kill()
         cut = [was_cut(answer.result(), stream=True) for answer in streams]
         cut += [was_cut(answer.result(), stream=False) for answer in others]
         assert any(cut)
-        wait_until(lambda: watch.statuses[-2:] == [503, 200], 500)
-        assert server.invoke({"inputs": "hello"}).status_code == 200
-        worker_processes(server)[0].kill()
-        wait_until(lambda: watch.statuses[-2:] == [200, 503], 500)
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in first)
+        wait_until(lambda: watch.statuses[-2:] == [200, 503], 60)
+    assert not still_running([engine, *workers])
 
 
-def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: Path) -> None:
-    model = tmp_path / "m0"
-    write_adapter(model / "adapters" / "loud", 0.5)
-    (model / "adapters" / ".hidden").mkdir()
-    server: Server = start_server(f"{QUICK}option.enable_lora=true\n")
+def test_adapters_grammars_and_priorities(tiny_vllm_server: Server) -> None:
+    server = tiny_vllm_server
     body: dict[str, Any] = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}}
 
     def text(**request: Any) -> str:
@@ -124,30 +115,12 @@ def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: P
         True,
     )
 
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    for name, value, expected in (
-        ("guided_json", schema, {"ok"}),
-        ("structured_outputs", {"json": schema}, {"ok"}),
-    ):
+    schema = {"type": "boolean"}  # of whose texts none is long
+    for name, value in (("guided_json", schema), ("structured_outputs", {"json": schema})):
         asked = {"inputs": "JSON: ", "parameters": {"max_new_tokens": 40, name: value}}
-        assert set(json.loads(server.invoke(asked).json()["generated_text"])) >= expected
+        assert server.invoke(asked).json()["generated_text"] in ("true", "false")
     choice = {"inputs": "x", "parameters": {"guided_choice": ["red", "blue"], "priority": 1}}
     assert server.invoke(choice).json()["generated_text"] in ("red", "blue")
     bad = server.invoke({"inputs": "x", "parameters": {"guided_regex": "(["}})
     assert bad.status_code == 424
     assert server.invoke({"inputs": "x", "parameters": {"guided_regex": "a", "guided_grammar": "b"}}).status_code == 424
-
-
-def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path) -> None:
-    """Of an engine process that ends while it loads. `test_vllm.py` has all other causes."""
-    model = tmp_path / "model"
-    shutil.copytree(tiny_llama, model)
-    (model / "serving.properties").write_text(f"{QUICK}option.quantize=foo\n")
-    port = str(free_port())
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(model), "--port", port]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=model)
-    assert ended.returncode not in (0, None)
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
-    assert len(errors) == 1
-    assert errors[0].startswith("lmi: error: option.quantize has value 'foo': vLLM supports awq, ")
-    assert "Traceback" not in ended.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ from typing import Any
 import pytest
 import requests
 from ray_cluster import RayCluster
-from serving import ENVIRON, Server, free_port
+from serving import Server
 from waiting import Watch, wait_until
 
+from backends.vllm.ray.inquiry import preview
 from lmi_handlers.ray.environ import node_environ
 
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.needs("ray"), pytest.mark.model, pytest.mark.timeout(1200)]
@@ -68,14 +67,13 @@ def answers(server: Server) -> list[str]:
     return [server.invoke(body).json()["generated_text"] for body in bodies]
 
 
-def test_check_says_what_is_asked_for_and_what_there_is(cluster: RayCluster, tmp_path: Path, tiny_llama: Path) -> None:
-    (tmp_path / "serving.properties").write_text(properties(tiny_llama))
-    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(tmp_path)]
-    command += ["--port", str(free_port())]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, env=ENVIRON | environ_of(cluster))
-    assert ended.returncode == 0, ended.stderr
+def test_check_says_what_is_asked_for_and_what_there_is(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the command, which imports vLLM: `test_vllm.py` has it, where no cluster answers."""
+    for name, value in environ_of(cluster).items():
+        monkeypatch.setenv(name, value)
+    said, answered = preview(2, gpus=False)
     says = "On Ray, 2 workers with 1 CPU each will be asked for. The cluster has 2 nodes with 2 CPUs in all, of which 2 are"
-    assert says in ended.stdout
+    assert (said.startswith(says), answered) == (True, True), said
 
 
 def test_two_nodes_answer_as_one_process(expected: list[str], cluster: RayCluster, on_nodes: Server) -> None:

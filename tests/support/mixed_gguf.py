@@ -14,7 +14,13 @@ Q = gguf.GGMLQuantizationType
 
 
 def write_mixed_gguf(
-    source: Path, target: Path, num_layers: int, type_of: Callable[[str], Any], *, vocab_size: int = 1 << 30
+    source: Path,
+    target: Path,
+    num_layers: int,
+    type_of: Callable[[str], Any],
+    *,
+    vocab_size: int = 1 << 30,
+    changed_matrix: Callable[[Any], Any] = lambda matrix: matrix,
 ) -> None:
     """Copy the first layers of `source`, a Llama model, with matrices of the types that `type_of` returns for their names.
 
@@ -25,7 +31,7 @@ def write_mixed_gguf(
     writer = gguf.GGUFWriter(target, "llama")
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()[:vocab_size]
     changed = {
-        "llama.block_count": num_layers,
+        "llama.block_count": min(num_layers, int(reader.fields["llama.block_count"].contents())),
         "llama.vocab_size": len(tokens),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": reader.fields["tokenizer.ggml.token_type"].contents()[:vocab_size],
@@ -45,6 +51,7 @@ def write_mixed_gguf(
         weights = gguf.dequantize(data, tensor.tensor_type)
         kind = Q.F32 if weights.ndim == 1 else type_of(tensor.name)
         is_k = kind in (Q.Q4_K, Q.Q6_K)
+        weights = weights if weights.ndim == 1 else changed_matrix(weights)
         data = _random_k_blocks(random, kind, weights.shape) if is_k else gguf.quantize(weights, kind)
         writer.add_tensor(tensor.name, data, raw_dtype=None if kind in (Q.F32, Q.F16) else kind)
     writer.write_header_to_file()

@@ -40,11 +40,17 @@ CLIENTS = {
 }
 """Clients that run on an echo server, which they share."""
 CLIENTS_OF_THE_MODEL = {
-    "openai_structured_output.py": r", (Africa|America|Asia|Europe|Oceania)\n$",
-    "openai_tools.py": r"^get_weather\((Paris|Rome)\)\n.*\w",
+    "clients/openai_structured_output.py": r", (Africa|America|Asia|Europe|Oceania)\n$",
+    "clients/openai_tools.py": r"^get_weather\((Paris|Rome)\)\n.*\w",
+}
+LONG_CLIENTS_OF_THE_MODEL = {
+    "tasks/chat/ask_chat.py": r"(?s)capital of Japan\?\n.*Tokyo.*And of China\?\n.*\w",
+    "tasks/structured-output/read_address.py": r"^name: .*\nstreet: .*\nnumber: \d+\ncity: .*\n$",
+    "tasks/tool-use/multiply.py": r"^\d+ x \d+ = \d+\n.*\w",
 }
 
 TASKS = {
+    "clients/mindie_http.py": Example(r"^The capital of F\n16 tokens, length\n$", echo=True),
     "tasks/custom-code/ask.sh": Example(r'"mean": ?2.5'),
     "tasks/custom-formatter/ask.sh": Example(r'"answer": ?"What is", ?"tokens": ?7'),
     "tasks/deploy/deploy.sh": Example(r'(?s)put_object.*create_model.*create_endpoint_config.*"create_endpoint"'),
@@ -59,13 +65,9 @@ LONG_TASKS = {
     "clients/lmi_dynamic_batch.py": Example(
         r"(?s)^The capital of France is Paris.*\nThe three primary colours are \w+"
     ),
-    "clients/mindie_http.py": Example(r"(?s)Paris.*\n16 tokens, length\n$"),
     "tasks/batch-transform/transform.sh": Example(
         r'(?s)"id":1,"SageMakerOutput":.*Paris.*"id":2.*Rome.*"id":3.*parameters.top_p'
     ),
-    "tasks/chat/ask_chat.py": Example(r"(?s)capital of Japan\?\n.*Tokyo.*And of China\?\n.*\w"),
-    "tasks/structured-output/read_address.py": Example(r"^name: .*\nstreet: .*\nnumber: \d+\ncity: .*\n$"),
-    "tasks/tool-use/multiply.py": Example(r"^\d+ x \d+ = \d+\n.*\w"),
 }
 WITH_THEIR_OWN_TESTS = {
     "clients/aleph_alpha_client_chat.py",
@@ -121,7 +123,7 @@ def assert_prints(name: str, expected: str, output: str) -> None:
 def call(name: str, server: Server, folder: Path, python: str = "python") -> str:
     """Call a server that runs, and check the command that would start one."""
     (folder / "examples").symlink_to(EXAMPLES)
-    serve, ask = steps(EXAMPLES / "clients" / name)
+    serve, ask = steps(EXAMPLES / name)
     parse("sh", serve)
     assert serve.startswith("lmi serve --model-dir examples/tasks/")
     return Reader(folder, port=server.port).run(re.sub("^python", python, ask))
@@ -129,7 +131,7 @@ def call(name: str, server: Server, folder: Path, python: str = "python") -> str
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_client(name: str, echo_server: Server, tmp_path: Path) -> None:
-    assert_prints(name, CLIENTS[name], call(name, echo_server, tmp_path))
+    assert_prints(name, CLIENTS[name], call(f"clients/{name}", echo_server, tmp_path))
 
 
 @pytest.mark.parametrize("name", CLIENTS_OF_THE_MODEL)
@@ -138,8 +140,14 @@ def test_client_of_the_model(name: str, model_server_once: Server, tmp_path: Pat
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", LONG_CLIENTS_OF_THE_MODEL)
+def test_long_client_of_the_model(name: str, model_server_once: Server, tmp_path: Path) -> None:
+    assert_prints(name, LONG_CLIENTS_OF_THE_MODEL[name], call(name, model_server_once, tmp_path))
+
+
+@pytest.mark.long
 def test_aleph_alpha(echo_server: Server, tmp_path: Path) -> None:
-    output = call("aleph_alpha_client_chat.py", echo_server, tmp_path, CLIENTS_PYTHON)
+    output = call("clients/aleph_alpha_client_chat.py", echo_server, tmp_path, CLIENTS_PYTHON)
     assert_prints("aleph_alpha_client_chat.py", r"^The capi\n.*\w", output)
 
 
@@ -163,6 +171,7 @@ def test_s3(s3: S3Server, tiny_llama: Path, tmp_path: Path) -> None:
         **s3.environ,
         "AWS_ENDPOINT_URL_S3": s3.client.meta.endpoint_url,
         "LMI_CACHE_DIR": str(tmp_path / "cache"),
+        "OPTION_ROLLING_BATCH": "scheduler",
         "OPTION_DTYPE": "fp32",
     }
     reader = reader_of(tmp_path, environ)
@@ -213,7 +222,9 @@ def test_task_with_the_model(name: str, reader: Reader) -> None:
 def test_every_program_is_run() -> None:
     assert (
         programs()
-        == {f"clients/{name}" for name in (*CLIENTS, *CLIENTS_OF_THE_MODEL)}
+        == {f"clients/{name}" for name in CLIENTS}
+        | {*CLIENTS_OF_THE_MODEL}
+        | {*LONG_CLIENTS_OF_THE_MODEL}
         | {*TASKS}
         | {*LONG_TASKS}
         | WITH_THEIR_OWN_TESTS

@@ -78,7 +78,7 @@ def test_faults_of_what_is_beside_an_engine(tmp_path: Path, pytestconfig: pytest
         wait_until(lambda: server.invoke({"inputs": "Hi"}).ok and "compared with the shadow" in server.log, 180)
         clients = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
         report = echo_rounds(server).run(
-            *planned([*ENGINE_FAULTS[:1], *BESIDE_FAULTS, *clients], pytestconfig, rounds=9)
+            *planned([*ENGINE_FAULTS[:1], *BESIDE_FAULTS, *clients], pytestconfig, rounds=6)
         )
     finally:
         server.stop()
