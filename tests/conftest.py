@@ -52,26 +52,6 @@ def garbage() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def descriptions() -> Iterator[None]:
-    """Read the description of a service of AWS once. botocore would read it, up to megabytes, for each session again."""
-    if importlib.util.find_spec("botocore") is None:
-        yield
-        return
-    from botocore.loaders import JSONFileLoader
-
-    read, known = JSONFileLoader.load_file, dict[str, Any]()
-
-    def load(self: JSONFileLoader, file_path: str) -> Any:
-        if file_path not in known:
-            known[file_path] = read(self, file_path)
-        return known[file_path]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JSONFileLoader, "load_file", load)
-        yield
-
-
 @pytest.fixture(scope="module")
 def without_flask() -> Iterator[None]:
     """Hide Flask from vLLM in this process, as in an engine process, which does not import it.
