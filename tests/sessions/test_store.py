@@ -29,6 +29,7 @@ def store(tmp_path: Path) -> SessionStore:
 
 def test_every_process_finds_a_session_and_what_it_keeps(tmp_path: Path, store: SessionStore) -> None:
     session = store.create()
+    assert session.path.parent.stat().st_mode & 0o077 == session.path.stat().st_mode & 0o077 == 0, "nobody else's"
     assert session.read("turns") is None
     assert session.replace("turns", None, b"one")
     found = new_store(tmp_path).open(session.session_id)
