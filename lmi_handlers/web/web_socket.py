@@ -27,6 +27,15 @@ from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.web.arriving_bodies import ArrivingBodies, ArrivingBody
 from lmi_handlers.web.client_socket import MIN_RATE
 
+MAX_SMALL_FRAMES = 1000
+"""Frames of less than `_SMALL` bytes, such as pings, that a client may send per second."""
+
+_SMALL = 256
+"""Bytes. What a frame costs, whatever it holds, is more than what these cost."""
+
+_BURST = 4096
+"""Small frames that may come at once."""
+
 _PIECE = 1 << 14
 _HANDSHAKE = ("HOST", "UPGRADE", "CONNECTION", "SEC_WEBSOCKET_KEY", "SEC_WEBSOCKET_VERSION")
 _GOING_AWAY = Frame(Opcode.CLOSE, CloseCode.GOING_AWAY.to_bytes(2, "big")).serialize(mask=False)
@@ -55,6 +64,7 @@ class WebSocket:
         self._bodies = bodies
         self._patience = patience
         self._writing = threading.Lock()
+        self._small_frames = _Allowance()
         self._protocol = ServerProtocol(max_size=max_size, logger=_quiet)
         self._protocol.receive_data(_head(environ))
         requests = self._protocol.events_received()
@@ -114,18 +124,20 @@ class WebSocket:
                 self._protocol.receive_data(data)
             else:
                 self._protocol.receive_eof()
-            frames = self._protocol.events_received()
+            frames = [event for event in self._protocol.events_received() if isinstance(event, Frame)]
             self._flush()  # pongs, and the answer to a close frame
         try:
             message.arrived(len(data))
         except QueueFull as error:
             self.close(CloseCode.TRY_AGAIN_LATER, str(error))
             return
+        if self._small_frames.exceed(sum(len(frame.data) < _SMALL for frame in frames)):
+            self.close(CloseCode.POLICY_VIOLATION, "too many small frames, such as pings")
+            return
         if message.is_slow:
             self.close(CloseCode.POLICY_VIOLATION, "the message did not arrive in time (option.client_timeout)")
             return
         for frame in frames:
-            assert isinstance(frame, Frame)  # noqa: S101  there are no others after the handshake
             if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
                 message.add(frame)
                 if frame.fin:
@@ -177,6 +189,21 @@ class WebSocket:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
+
+
+class _Allowance:
+    """How many small frames a client may still send: `_BURST`, and `MAX_SMALL_FRAMES` more with each second."""
+
+    def __init__(self) -> None:
+        self._left = float(_BURST)
+        self._counted = time.monotonic()
+
+    def exceed(self, number: int) -> bool:
+        """Count frames that have come, and tell whether they were too many."""
+        now = time.monotonic()
+        self._left = min(self._left + (now - self._counted) * MAX_SMALL_FRAMES, _BURST) - number
+        self._counted = now
+        return self._left < 0
 
 
 class _Message:

@@ -24,7 +24,7 @@ from lmi_handlers.models import slots
 from lmi_handlers.serving import continuation, conversation, served, shadow
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
-from lmi_handlers.web import api_keys, forms, receipt
+from lmi_handlers.web import api_keys, forms, receipt, web_socket
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.workers import channel, sender
 
@@ -51,6 +51,7 @@ FIXED: dict[str, float] = {
     "characters of a prompt for [speech](speech.md)": constant("lmi_handlers/tasks/speech.py", "MAX_PROMPT"),
     "characters of a [continuation token](continuation.md)": continuation.MAX_LENGTH,
     "tokens of an answer that is continued": continuation.MAX_GENERATED,
+    "frames per second of less than 256 bytes on a [WebSocket](bidirectional.md)": web_socket.MAX_SMALL_FRAMES,
     "idle connection": constant("lmi_handlers/launch/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
     "characters of a chat template": template_budget.MAX_TEMPLATE,
