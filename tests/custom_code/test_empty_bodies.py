@@ -65,7 +65,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     files = {name: {"model.py": HANDLER} for name in ("one-by-one", "in-batches")}
     files["script"] = {"code/inference.py": SCRIPT}
     server = StoreServer(tmp_path_factory.mktemp("m"), PROPERTIES, files=files)
-    save_task_model("BertForSequenceClassification", server.store / "task")
     yield server.wait_ready()  # type: ignore[misc]
     server.stop()
 
@@ -89,6 +88,7 @@ def test_a_script_loads_once(server: StoreServer) -> None:
 
 
 def test_a_task_refuses_it_and_does_not_load_again(server: StoreServer) -> None:
+    save_task_model("BertForSequenceClassification", server.store / "task")
     assert server.ask("POST", "/models?url=task").status_code == 200
     for content_type in TYPES:
         headers = {} if content_type is None else {"Content-Type": content_type}
