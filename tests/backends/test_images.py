@@ -451,17 +451,17 @@ def test_images_in_the_history(server: Server, expect: Reference) -> None:
     answer = server.invoke(
         {"messages": messages, "temperature": 0, "max_tokens": MAX_TOKENS}, path="/invocations"
     ).json()
-    assert answer["choices"][0]["message"]["content"] == expect.processor.tokenizer.decode(
-        tokens, skip_special_tokens=True
-    )
+    expected = expect.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+    # A random answer may end in the middle of a character, which ours leaves out.
+    assert answer["choices"][0]["message"]["content"] == expected.removesuffix("\ufffd")
 
 
 def test_template_for_content_parts_accepts_text(server: Server, expect: Reference) -> None:
     tokens, _ = expect(CHAT.format("Just words."), [])
     answer = ask(server, text_part("Just "), text_part("words.")).json()
-    assert answer["choices"][0]["message"]["content"] == expect.processor.tokenizer.decode(
-        tokens, skip_special_tokens=True
-    )
+    expected = expect.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+    # A random answer may end in the middle of a character, which ours leaves out.
+    assert answer["choices"][0]["message"]["content"] == expected.removesuffix("\ufffd")
 
 
 def test_image_is_fetched_from_an_allowed_host(server: Server, pictures: PictureServer) -> None:
@@ -543,6 +543,6 @@ def test_template_for_text(
     server = start_server(f"option.rolling_batch=scheduler\noption.model_id={path}\noption.dtype=fp32\n")
     tokens, _ = reference(path)("USER: What is <image>\n?\nASSISTANT:", PICTURES[:1])
     answer = ask(server, text_part("What is "), image_part(url(PICTURES[0])), text_part("?")).json()
-    assert answer["choices"][0]["message"]["content"] == expect.processor.tokenizer.decode(
-        tokens, skip_special_tokens=True
-    )
+    expected = expect.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+    # A random answer may end in the middle of a character, which ours leaves out.
+    assert answer["choices"][0]["message"]["content"] == expected.removesuffix("\ufffd")
