@@ -1,4 +1,4 @@
-"""Compiles a converted model for paged attention."""
+"""Writes and changes a converted model, and compiles it for paged attention."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ An engine's own options are declared beside its adapter, for example in `backend
 `python -m backends.options_page > docs/options.md` generates the reference page.
 """
 
+# Without `from __future__ import annotations`: as text, every process would compile all of them at its start, twice.
+
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from gunicorn.http.body import LengthReader
+from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from lmi_handlers.core.errors import ClientDisconnected, MalformedRequest, RequestTimeout
+from lmi_handlers.core.event_loop import give_way
+
+_TURN = 0.001
+"""Seconds after which other requests get a turn."""
 
 
 class BodyReader:
@@ -22,6 +28,8 @@ class BodyReader:
         self._reader = request.body.reader
         self._left: int | None = self._reader.length if isinstance(self._reader, LengthReader) else None
         self.complete = self._left == 0
+        if isinstance(self._reader, ChunkedReader):
+            self._reader.parser = _in_turns(self._reader.parser)
         request.body.reader = self
 
     def read(self, size: int) -> bytes:
@@ -58,3 +66,13 @@ class BodyReader:
             self._left -= len(data)
             self.complete = self._left == 0
         return data
+
+
+def _in_turns(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Give way between chunks. Each takes its time, whatever it holds, and a body may have one for each byte."""
+    ends = time.monotonic() + _TURN
+    for chunk in chunks:
+        yield chunk
+        if time.monotonic() > ends:
+            give_way()
+            ends = time.monotonic() + _TURN

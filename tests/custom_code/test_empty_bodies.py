@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     files = {name: {"model.py": HANDLER} for name in ("one-by-one", "in-batches")}
     files["script"] = {"code/inference.py": SCRIPT}
     server = StoreServer(tmp_path_factory.mktemp("m"), PROPERTIES, files=files)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     files = {kind: {"model.py": HANDLE.replace("{kind}", kind.replace("-", " "))} for kind in ("def", "async-def")}
     files["formatters"] = {"model.py": FORMATTERS}
     server = StoreServer(tmp_path_factory.mktemp("hostile"), PROPERTIES, files=files)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -194,7 +194,7 @@ def handle(inputs):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     files = {"asynchronous": {"model.py": ASYNCHRONOUS}, "streams": {"model.py": STREAMS}}
     server = StoreServer(tmp_path_factory.mktemp("handlers"), dict.fromkeys(files, ""), files=files)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -99,7 +99,7 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
     write(server.store / "module", OWN["a module"][0])
     write(server.store / "package", OWN["a package"][0])
     write(server.store / "beside", {"model.py": WRITES, **FORMATTERS, **BACKENDS})
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

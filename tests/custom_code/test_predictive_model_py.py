@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     properties = {name: text for name, (_, text) in MODELS.items()}
     files = {name: {"model.py": script, "factor.txt": "2"} for name, (script, _) in MODELS.items()}
     server = StoreServer(tmp_path_factory.mktemp("predictive"), properties, files=files)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

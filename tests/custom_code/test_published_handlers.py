@@ -223,7 +223,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     names = {handler.name for handler in CASES}
     files = {name: dict(texts(HANDLERS / name)) for name in names}
     server = StoreServer(tmp_path_factory.mktemp("handlers"), dict.fromkeys(names, ""), "--local-runtime", files=files)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -51,7 +51,7 @@ class Script:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     """A server on which each script is a model."""
     server = StoreServer(tmp_path_factory.mktemp("scripts"), dict.fromkeys(SCRIPTS, ""), files=SCRIPTS)
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -17,7 +17,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     models = {"a": ECHO, "b": ECHO + "option.max_model_len=64\n", "c": ECHO}
     server = StoreServer(tmp_path_factory.mktemp("models"), models)
     (server.store / "not-a-model").mkdir()
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, management: str) -> Iterato
         archive.add(server.store / "m1" / "serving.properties", "serving.properties")
     with tarfile.open(server.store / "hostile.tar.gz", "w:gz") as archive:
         archive.add(server.store / "m1" / "serving.properties", "../outside")
-    yield server.wait_ready()  # type: ignore[misc]
+    yield server.wait_ready()
     server.stop()
 
 

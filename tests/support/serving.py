@@ -17,10 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import psutil
 import requests
+
+S = TypeVar("S", bound="Server")
 
 ENVIRON = dict(os.environ)
 """The environment before any test ran. Engines that tests load in their own process change it (vLLM sets LD_PRELOAD)."""
@@ -78,7 +80,7 @@ class Server:
         text = self._log_path.read_text()
         return text[: text.rfind("\n") + 1]  # the last line may be in the middle of being written
 
-    def wait_ready(self, timeout: float = 280.0) -> Server:
+    def wait_ready(self: S, timeout: float = 280.0) -> S:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

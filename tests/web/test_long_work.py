@@ -12,6 +12,7 @@ import pytest
 import requests
 from facts import says
 from neighbours import Neighbours
+from raw_http import connect, head
 from serving import Server
 from waiting import wait_until
 
@@ -77,6 +78,13 @@ def test_long_work_does_not_delay_other_clients(path: str, body: dict[str, Any],
         answer = server.invoke(body, path=path)
     assert answer.status_code == expected, answer.text[:200]
     assert neighbours.grown_mib < MOST_MIB
+
+
+def test_a_body_with_a_chunk_for_each_byte_does_not_delay_other_clients(server: Server) -> None:
+    """A chunk costs the same, whatever it holds. At the full speed of a client, this would block others for seconds."""
+    with Neighbours(server), connect(server, head("/invocations", "Transfer-Encoding: chunked")) as sock:
+        sock.sendall(b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n")
+        assert sock.recv(1024).startswith(b"HTTP/1.1 424 ")
 
 
 def test_rejection_names_the_limit(server: Server) -> None:
