@@ -40,6 +40,7 @@ class Replica:
     ) -> None:
         """Start the server, and return when its model is loaded: Ray sends requests only then."""
         identity = own_identity()
+        self._is_alone = routing is None
         self._router: Router | None = None
         if routing is not None and is_behind_haproxy(os.environ):
             name = serve.get_replica_context().replica_tag
@@ -72,7 +73,9 @@ class Replica:
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
-        return await answer_to(request, self._server.session, self._metrics.answer, self._router)
+        return await answer_to(
+            request, self._server.session, self._metrics.answer, self._router, is_alone=self._is_alone
+        )
 
     async def metrics_page(self) -> bytes:
         """Return the metrics of this replica. Called by a replica that is asked for the metrics of all."""

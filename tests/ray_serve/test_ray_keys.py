@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_handlers.ray.answering import is_change
 from lmi_handlers.ray.routing.keys import HEAD, holder, key_of, model_of
 from lmi_handlers.ray.routing.members import Member, Members
-from lmi_handlers.ray.routing.router import is_change
 from lmi_handlers.ray.routing.table import Table
 
 FIELDS = st.sampled_from(["messages", "prompt", "inputs", "input", "text"])

@@ -103,8 +103,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]
         stack.callback(many.stop)
         plain.wait_ready()
         many.wait_ready()
-        alone, routed = stack.enter_context(on_ray(path, None)), stack.enter_context(on_ray(path, router()))
-        yield {"plain": port, "many": many.port, "management": management, "ray": alone, "routed": routed}
+        alone, several = (stack.enter_context(on_ray(path, None, is_alone=alone)) for alone in (True, False))
+        routed = stack.enter_context(on_ray(path, router()))
+        ports = {"plain": port, "many": many.port, "management": management}
+        yield ports | {"ray": alone, "several": several, "routed": routed}
 
 
 def router() -> Router:
@@ -117,7 +119,7 @@ def router() -> Router:
 
 
 @contextlib.contextmanager
-def on_ray(path: Path, router: Router | None) -> Iterator[int]:
+def on_ray(path: Path, router: Router | None, *, is_alone: bool = False) -> Iterator[int]:
     """Yield the port of what runs in a replica, without Ray: its HTTP server, our gate, and what answers requests."""
 
     async def no_metrics() -> Response:
@@ -131,7 +133,7 @@ def on_ray(path: Path, router: Router | None) -> Iterator[int]:
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             if not sessions:
                 sessions.append(session_of(aiohttp.UnixConnector(str(path)), 10.0))
-            answer = await answer_to(Request(scope, receive), sessions[0], no_metrics, router)
+            answer = await answer_to(Request(scope, receive), sessions[0], no_metrics, router, is_alone=is_alone)
             await answer(scope, receive, send)
 
         async def run() -> None:
@@ -158,7 +160,7 @@ def ask(port: int, target: str, *fields: str, method: str = "GET") -> tuple[int,
     return int(head.split()[1]), body
 
 
-NAMES = pytest.mark.parametrize("name", ["plain", "many", "management", "ray", "routed"])
+NAMES = pytest.mark.parametrize("name", ["plain", "many", "management", "ray", "several", "routed"])
 
 
 @NAMES
@@ -179,7 +181,7 @@ def test_nothing_is_read_without_the_key(servers: dict[str, int], name: str, pat
 def test_nothing_is_changed_without_the_key_and_nothing_on_one_replica_only(
     servers: dict[str, int], name: str, path: str
 ) -> None:
-    expected = 501 if name == "routed" and path not in ("/invocations", "/predictions/m") else 401
+    expected = 501 if name in ("several", "routed") and path not in ("/invocations", "/predictions/m") else 401
     for spelling in (path, *spellings(path)):
         assert ask(servers[name], spelling, method="POST")[0] == expected, spelling
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -27,17 +26,6 @@ _PASSED_ON = b"x-lmi-passed-on"
 
 _CONNECT_SECONDS = 1.0
 
-_CHANGES = {
-    "POST": r"/models|(/models/[^/]+)?/adapters(/[^/]+/update)?|/v1/(un)?load_lora_adapter",
-    "PUT": r"/models/[^/]+(/[^/]+)?|(/models/[^/]+)?/adapters/[^/]+",
-    "DELETE": r"/models/[^/]+(/[^/]+)?|(/models/[^/]+)?/adapters/[^/]+",
-}
-"""Routes that load and unload, as regular expressions by method."""
-
-_NO_CHANGES = (
-    "models and adapters cannot be loaded or unloaded here, because the other replicas would not follow: "
-    "change the files of the model and deploy it again"
-)
 _OTHER_IS_GONE = "the replica that should answer this request has ended"
 
 _NOT_KNOWN = "it is not known at the moment whether the replica with this session has ended"
@@ -58,11 +46,6 @@ class Routing(msgspec.Struct, frozen=True):
 def is_behind_haproxy(environ: Mapping[str, str]) -> bool:
     """Tell whether requests come from HAProxy: through Ray's Python proxy, no replica can be asked for by address."""
     return environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
-
-
-def is_change(method: str, path: str) -> bool:
-    """Tell whether a request would load or unload a model or an adapter."""
-    return re.fullmatch(_CHANGES.get(method.upper(), "(?!)"), path) is not None  # aiohttp sends methods in upper case
 
 
 class NotKnown(Exception):
@@ -135,9 +118,6 @@ class Routed(Response):
         """Answer an ASGI call."""
         if scope.get("server"):
             await self._router.membership.listens_on(scope["server"][1])
-        if is_change(scope["method"], self._path):
-            await answer_error(501, _NO_CHANGES, scope, receive, send)
-            return
         passed_on = next((value for name, value in scope["headers"] if name == _PASSED_ON), None)
         if passed_on not in (None, self._router.table.name.encode()):
             await answer_error(_MISDIRECTED, _NOT_HERE, scope, receive, send)
