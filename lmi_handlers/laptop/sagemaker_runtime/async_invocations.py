@@ -31,6 +31,7 @@ from lmi_handlers.laptop.sagemaker_runtime.faults import Fault
 from lmi_handlers.laptop.sagemaker_runtime.notifications import Topic, timestamp
 from lmi_handlers.laptop.sagemaker_runtime.storage import parse_folder, read_input
 from lmi_handlers.model_files.s3_url import S3Url
+from lmi_handlers.web.access_control import KEY_LABEL
 
 MAX_QUEUED = 1000
 """Per web worker. With the largest inline bodies, this takes 128 MB."""
@@ -41,11 +42,13 @@ logger = logging.getLogger(__name__)
 class AsyncInvocation(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was accepted. Its input is either `body` or the object `location`.
 
-    `expires` is a monotonic time, `time_limit` is in seconds. `output` and `failure` are paths below the folders.
+    `key_label` is that of the client's API key, "" if none is needed. `expires` is a monotonic time, `time_limit` is in
+    seconds. `output` and `failure` are paths below the folders.
     """
 
     app: Flask
     endpoint: str
+    key_label: str
     inference_id: str
     content_type: str | None
     accept: str | None
@@ -140,7 +143,10 @@ def _call_container(invocation: AsyncInvocation) -> ContainerCall:
     deadline = ContainerTimeLimit(invocation.time_limit)
     with app.app_context():
         environ = container_environ(
-            client | {"gunicorn.socket": NoClient()}, "InvokeEndpointAsync", invocation.accept, deadline
+            client | {"gunicorn.socket": NoClient(), KEY_LABEL: invocation.key_label},
+            "InvokeEndpointAsync",
+            invocation.accept,
+            deadline,
         )
     return ContainerCall(invocation.fault.around(app.wsgi_app), invocation.endpoint, environ, deadline, source="model")
 

@@ -21,6 +21,7 @@ from lmi_handlers.laptop.sagemaker_runtime.constraints import (
 from lmi_handlers.laptop.sagemaker_runtime.container import current_fault
 from lmi_handlers.laptop.sagemaker_runtime.errors import validation_error
 from lmi_handlers.laptop.sagemaker_runtime.storage import parse_input
+from lmi_handlers.web.access_control import KEY_LABEL
 
 _DEFAULT_TTL, _DEFAULT_TIMEOUT = 21600, 900
 
@@ -67,6 +68,7 @@ def _accepted(endpoint: str) -> AsyncInvocation:
     return AsyncInvocation(
         app=app,
         endpoint=endpoint,
+        key_label=request.environ.get(KEY_LABEL, ""),
         inference_id=headers.get(PREFIX + "Inference-Id") or identifier,
         content_type=headers.get(PREFIX + "Content-Type"),
         accept=headers.get(PREFIX + "Accept"),

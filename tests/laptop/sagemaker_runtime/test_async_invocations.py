@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import pytest
+import requests
 from botocore.exceptions import ClientError
 from facts import says
 from runtime_client import runtime_client
@@ -288,6 +289,23 @@ def test_answers_in_files(start_server: StartServer, tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o644}
     assert set(output.iterdir()) == set(paths)
     assert [json.loads(path.read_bytes())["generated_text"] for path in paths] == [f"number {n}" for n in range(8)]
+
+
+def test_an_invocation_counts_for_the_key_of_its_client(start_server: StartServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("team-a key-of-team-a\n")
+    options = ("--local-runtime", "--async-output", (tmp_path / "out").as_uri(), "--api-key-file", str(keys))
+    server = start_server("option.rolling_batch=echo\n", *options)
+    answer = requests.post(
+        f"{server.url}/endpoints/x/async-invocations",
+        body("abc"),
+        headers={"x-api-key": "key-of-team-a", "X-Amzn-SageMaker-Inference-Id": "mine"},
+        timeout=60,
+    )
+    assert answer.status_code == 202
+    assert server.log_entry("mine")["key_label"] == "team-a"
+    page = requests.get(f"{server.url}/metrics", timeout=60).text
+    assert 'lmi_key_requests_total{key_label="team-a"} 1\n' in page
 
 
 def test_without_async_output_the_operation_is_refused(echo_server: Server) -> None:
