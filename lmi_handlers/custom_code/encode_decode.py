@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,11 +49,14 @@ def decode_csv(inputs: Input, require_headers: bool = True) -> Any:  # noqa: FBT
     return named_rows(text)
 
 
-def named_rows(text: str) -> dict[str, Any]:
-    """Return `{"inputs": [..]}` of CSV: the column `inputs`, or else all columns of each line. Raises `ValueError`."""
+def named_rows(text: str, most: int | None = None) -> dict[str, Any]:
+    """Return `{"inputs": [..]}` of CSV: the column `inputs`, or else all columns of each line. Raises `ValueError`.
+
+    `most` is the maximum number of lines to read.
+    """
     if not any(header in text.partition("\n")[0].lower() for header in _HEADERS):
         raise ValueError(f"the first line of CSV content must name its columns: {', '.join(_HEADERS)}")
-    rows = list(csv.DictReader(io.StringIO(text)))
+    rows = list(itertools.islice(csv.DictReader(io.StringIO(text)), most))
     return {"inputs": [row["inputs"] for row in rows] if rows and "inputs" in rows[0] else rows}
 
 

@@ -10,7 +10,7 @@ import msgspec
 from lmi_handlers.core.conversion import convert
 from lmi_handlers.core.errors import InvalidJson, InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from lmi_handlers.core.json_shape import json_shape
-from lmi_handlers.custom_code.encode_decode import decode_csv
+from lmi_handlers.custom_code.encode_decode import named_rows
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.tasks.task import MAX_ITEMS, Parameters, Task
 
@@ -21,6 +21,9 @@ FORM = "multipart/form-data"
 
 _MAX_VALUES = 10_000
 """Values in a JSON body. `MAX_ITEMS` texts with their parameters need a fraction of it."""
+
+_MAX_COMMAS = 1_000_000
+"""Commas in a CSV body, which may all be in its texts: these have no more characters together."""
 
 _FIELDS = ("inputs", "parameters", "options")
 """Hugging Face's clients send `options`, which their own API reads."""
@@ -71,7 +74,7 @@ def _decode(request: Input, *, reads_files: bool) -> object:
         if kind == "text/plain":
             return {"inputs": [request.get_as_string()]}
         if kind == "text/csv":
-            return decode_csv(request)
+            return _decode_csv(request.get_as_string())
     except (ValueError, csv.Error) as error:
         raise InvalidRequest(f"the {kind} body cannot be read: {error}") from error
     raise UnsupportedMediaType(
@@ -99,6 +102,16 @@ def _decode_json(data: bytes) -> object:
         raise InvalidJson(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
+
+
+def _decode_csv(text: str) -> dict[str, Any]:
+    """Decode no more than a request may have: each line would become an object, and each comma a field of it."""
+    if text.count(",") > _MAX_COMMAS:
+        raise PayloadTooLarge(f"the body has more than {_MAX_COMMAS} commas", code="too_many_values")
+    body = named_rows(text, MAX_ITEMS + 1)
+    if len(body["inputs"]) > MAX_ITEMS:
+        raise InvalidRequest(f"must have at most {MAX_ITEMS} items", field="inputs")
+    return body
 
 
 def _parameters(given: object, kind: type[Parameters]) -> Parameters:

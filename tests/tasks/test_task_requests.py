@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.tasks import text
+from lmi_handlers.tasks.body import _decode
 from lmi_handlers.tasks.lengths import MAX_CHARACTERS
 from lmi_handlers.tasks.media import MAX_SECONDS
 from lmi_handlers.tasks.task import MAX_ITEMS
@@ -220,6 +222,8 @@ def test_a_bad_request_fails_alone(load: TaskLoader, model: tuple[str, str], bod
         ("application/json", b"[1" + b",1" * 10_000 + b"]", "body 10000 JSON"),
         ("text/plain", b"\xff", "text/plain cannot read"),
         ("text/csv", b"a,b\n1,2\n", "text/csv cannot read: line"),
+        ("text/csv", b"inputs\n" + b"a\n" * (MAX_ITEMS + 1), f"inputs: {MAX_ITEMS} items"),
+        ("text/csv", b"inputs\na" + b"," * 1_000_001, "body 1000000 commas"),
         ("multipart/form-data", b"x", "content multipart/form-data not supported"),
         ("application/octet-stream", b"x", "inputs: must text"),
     ],
@@ -230,6 +234,16 @@ def test_a_body_that_cannot_be_read_fails_alone(load: TaskLoader, content_type: 
     assert isinstance(failed, InvalidRequest)
     assert says(failed, error)
     assert isinstance(right, Output)
+
+
+def test_no_more_of_a_csv_body_is_decoded_than_may_be_in_it() -> None:
+    body = of_type("text/csv", b"inputs\n" + b"a\n" * 200_000)
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest):
+        _decode(body, reads_files=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 def test_an_input_on_which_the_model_fails_fails_alone(load: TaskLoader) -> None:
