@@ -29,7 +29,7 @@ from lmi_handlers.apis.routes import JSON
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.web.access_control import BIDIRECTIONAL_STREAM, AccessControl
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
-from lmi_handlers.web.inner_request import inner_environ
+from lmi_handlers.web.inner_request import HANDSHAKE, inner_environ
 from lmi_handlers.web.web_socket import InvalidHandshake, WebSocket, is_utf8
 
 STOPPED = front_end_json({"code": 499, "type": "Stopped", "message": "a later message has stopped this answer"})
@@ -38,7 +38,7 @@ STOPPED = front_end_json({"code": 499, "type": "Stopped", "message": "a later me
 _INVOCATIONS = "/invocations"
 _TCP_ESTABLISHED, _TCP_CLOSE = 1, 7  # in the first byte of Linux's struct tcp_info
 _LINES = re.compile(rb"[^\n]*\n+|[^\n]+")
-_EVENTS = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
+_EVENTS = re.compile(rb"[^\n]*(?:\n(?!\n)[^\n]*)*(?:\n\n|\Z)")  # .+? would take 40 ms per MB
 _RECORDS = {"text/event-stream": _EVENTS, "application/jsonlines": _LINES, "application/jsonl": _LINES}
 _NOT_HERE = "WebSockets need a server that passes on its connection, such as gunicorn"
 
@@ -121,6 +121,7 @@ class _Answering:
             "CONTENT_TYPE": environ.get("CONTENT_TYPE") or JSON,
             "CONTENT_LENGTH": str(len(message)),
             "wsgi.input": self._message,
+            HANDSHAKE: environ,
             "gunicorn.socket": _Listening(self, environ["gunicorn.socket"]),
         }
         self._environ.pop("HTTP_TRANSFER_ENCODING", None)

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 from flask import Response, current_app
-from werkzeug.datastructures import Headers
+from werkzeug.datastructures import EnvironHeaders, Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.base import Dialect, Payload, dialect_name
@@ -44,11 +44,14 @@ from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, current_request, hold_next, limit_writes
 from lmi_handlers.web.flask_parts import LeanResponse
 from lmi_handlers.web.identity import INFERENCE_ID, identify
+from lmi_handlers.web.inner_request import HANDSHAKE
 from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
 
 _FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_HEADER_LENGTH = 256
+"""Characters of a header that repeats what a client has sent."""
 
 EXPLAIN_PATH = "/explain"
 
@@ -136,8 +139,9 @@ class Exchange:
         if attributes is None:
             with contextlib.suppress(InvalidRequest):  # the model's own code reads them as it likes
                 attributes = parse_attributes(self.http.headers.get(CUSTOM_ATTRIBUTES, ""))
+        headers = EnvironHeaders(self.environ.get(HANDSHAKE, self.environ))
         self.usage.tenant, self.usage.tenant_digest = tenant_of(
-            self._model.tenant_attribute, attributes or {}, self.http.headers.get
+            self._model.tenant_attribute, attributes or {}, headers.get
         )
 
     def _add_attributes(self, *, complete: bool) -> None:
@@ -164,7 +168,7 @@ class Exchange:
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""
         if names:
-            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
+            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names[:_HEADER_LENGTH]))
 
     def generate(self, model: ServedModel, payload: Payload, *changes: Change) -> Response:
         """Generate the answer. The status line is sent with the first output, so an earlier error sets the status.
@@ -336,5 +340,5 @@ def request_id(headers: Headers) -> str:
 
 
 def _header_value(text: str) -> str:
-    """Replace all but printable ASCII and shorten to 256 characters, because the text came from a client."""
-    return _UNPRINTABLE.sub("?", text)[:256]
+    """Shorten to 256 characters and replace all but printable ASCII, because the text came from a client."""
+    return _UNPRINTABLE.sub("?", text[:_HEADER_LENGTH])

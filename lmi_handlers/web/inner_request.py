@@ -10,6 +10,9 @@ from lmi_handlers.web.access_control import ADMITTED
 SAGEMAKER_HEADERS = "HTTP_X_AMZN_SAGEMAKER_"
 """The beginning of SageMaker's headers in a WSGI environment."""
 
+HANDSHAKE = "lmi.handshake"
+"""In the WSGI environment of a WebSocket's request: that of the handshake, whose headers name the tenant."""
+
 _TRANSPORT = ("HTTP_HOST", "HTTP_TRANSFER_ENCODING")
 
 

@@ -32,7 +32,7 @@ from werkzeug.test import EnvironBuilder
 from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.api_keys import ApiKeys
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
-from lmi_handlers.web.bidirectional import _Conversation
+from lmi_handlers.web.bidirectional import _EVENTS, _Conversation
 from lmi_handlers.web.web_socket import WebSocket, _Message
 
 PATH = "/invocations-bidirectional-stream"
@@ -115,6 +115,20 @@ def test_a_stream_is_a_message_for_each_record(server: Server, name: str) -> Non
         assert json.loads(asked(client, SHORT).recv(60)) == {"generated_text": "xyz"}, "nothing else has come"
     assert all(isinstance(record, str) for record in records)
     assert len("".join(map(str, records))) == len(expected.text)  # ids and times differ
+
+
+@pytest.mark.parametrize(
+    ("chunk", "events"),
+    [
+        (b"data: 1\n\ndata: 2\n\n", [b"data: 1\n\n", b"data: 2\n\n"]),
+        (b"event: a\ndata: 1\n\n: keep-alive\n\n", [b"event: a\ndata: 1\n\n", b": keep-alive\n\n"]),
+        (b"data: \xff\ndata: 1", [b"data: \xff\ndata: 1"]),
+        (b"data: 1\n", [b"data: 1\n"]),
+        (b"", []),
+    ],
+)
+def test_the_events_of_a_chunk(chunk: bytes, events: list[bytes]) -> None:
+    assert [event for event in _EVENTS.findall(chunk) if event] == events
 
 
 @pytest.mark.parametrize("body", ["{", "[1]", json.dumps({"inputs": 5}), json.dumps({"inputs": "a", "parameters": 1})])

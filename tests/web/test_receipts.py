@@ -13,6 +13,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server, StartServer
 from waiting import wait_until
+from websockets.sync.client import connect
 
 from lmi_handlers.core.custom_attributes import HEADER, MAX_LENGTH, parse_attributes, render_attributes
 from lmi_handlers.core.meter import Paid
@@ -85,6 +86,16 @@ def test_tenants_are_counted_by_the_attribute_or_the_header(server: Server) -> N
     by_tenant = counters(server, "lmi_tenant_engine_seconds_total")
     assert sum(by_tenant.values()) > 0
     assert "tenant" not in server.log_entry(server.invoke(body()).headers["x-request-id"])
+
+
+def test_a_handshake_names_the_tenant_of_its_messages(server: Server) -> None:
+    address = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
+    for headers in ({"X-Team": "green"}, {HEADER: "x-team=green", "X-Team": "blue"}):
+        with connect(address, additional_headers=headers) as client:
+            client.send(json.dumps(body()))
+            assert client.recv(60) == '{"generated_text": "ab"}'
+        wait_until(lambda: logged(server)[-1].get("tenant") == "green")
+    assert counters(server, "lmi_tenant_generated_tokens_total")["green"] == 4
 
 
 def test_receipts_add_up_to_less_than_the_engine_has_worked(server: Server) -> None:
