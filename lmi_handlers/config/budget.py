@@ -246,8 +246,8 @@ def _check_priority(budget: Budget, field: str, value: int) -> None:
 
 
 def _call_arguments(messages: list[Any]) -> list[bytes]:
-    """Return the arguments of all tool calls in a conversation. Each is a JSON text within the JSON body."""
-    calls = [call for message in messages for call in getattr(message, "tool_calls", None) or ()]
+    """Return the arguments of all calls in a conversation, also in the older form. Each is a JSON text within the body."""
+    calls = [call for message in messages for call in getattr(message, "calls", None) or ()]
     functions = [function for call in calls if isinstance(function := call.get("function"), dict)]
     return [text.encode() for function in functions if isinstance(text := function.get("arguments"), str)]
 
@@ -273,7 +273,7 @@ _CHECKS: Mapping[str, Check] = {
     ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logit_bias"), _check_token_ids),
     **dict.fromkeys(("messages", "documents"), _check_messages),
-    "tools": _check_tools,
+    **dict.fromkeys(("tools", "functions"), _check_tools),
     "structured_outputs": _check_nested,
     **dict.fromkeys(
         (

@@ -43,7 +43,8 @@ def convert(value: object, kind: type[T], *, prefix: str = "") -> T:
 
 def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
     """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field."""
-    message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
+    text = str(error).replace(" - at `key` in `$", " as a name - at `$")
+    message, _, path = text.rpartition(" - at `$") if " - at `$" in text else (text, "", "")
     field = (prefix + path.rstrip("`")).lstrip(".")
     return InvalidBody(message, field=field or None)
 

@@ -49,6 +49,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+MAX_MESSAGE = 2000
+"""Characters of the message of an `InvalidRequest`."""
+
 
 class LMIError(Exception):
     """Base class of all errors that this package raises on purpose. `str(error)` is one sentence, cause first."""
@@ -96,11 +99,16 @@ class RequestError(LMIError):
 
 
 class InvalidRequest(RequestError):
-    """The request can never be answered as it is. `field` names the field at fault, if there is one."""
+    """The request can never be answered as it is. `field` names the field at fault, if there is one.
+
+    A long `message` is cut: msgspec and chat templates quote all of a wrong value, which may be a long text.
+    """
 
     code = "invalid_request"
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE - 3]}..."
         super().__init__(f"{field}: {message}" if field else message, code=code)
         self.message = message
         self.field = field

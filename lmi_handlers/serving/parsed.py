@@ -58,7 +58,8 @@ class Parsed(msgspec.Struct, frozen=True):
     """A parsed body: the request and its formatter. `alias` returns the client's name for a field of `SamplingParams`.
 
     `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
-    the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence.
+    the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence, and
+    `prompt_copies` is how often it has the prompt's text, unless the request's `return_full_text` says that each does.
     `rewriter` replaces what the formatter writes. `on_complete` is called with the whole text before an answer of one
     sequence ends; its error becomes that of the answer. `continuation` is the token of the answer that this one continues.
     """
@@ -72,6 +73,7 @@ class Parsed(msgspec.Struct, frozen=True):
     rewriter: RecordRewriter | None = None
     on_complete: Callable[[str], None] | None = None
     continuation: str | None = None
+    prompt_copies: int = 0
 
 
 Change = Callable[[Parsed], Parsed]

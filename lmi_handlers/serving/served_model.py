@@ -449,8 +449,8 @@ def _tokenize(
             budget.check_prompt_logprobs(tokens, params.prompt_logprobs)
     if parsed.shows_prompt_ids:
         budget.check_prompt_ids(tokens)
-    if parsed.request.return_full_text:
-        budget.check_repeated(parsed.prompt_field, "".join(prompt.text for prompt in tokenized), params.n)
+    if copies := params.n if parsed.request.return_full_text else parsed.prompt_copies:
+        budget.check_repeated(parsed.prompt_field, "".join(prompt.text for prompt in tokenized), copies)
     return tokenized, TextRules(loaded.tokenizer, params)
 
 

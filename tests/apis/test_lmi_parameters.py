@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -151,3 +152,15 @@ def test_only_returned_prompt_logprobs_are_requested(parameters: dict[str, Any],
 def test_negative_number_of_prompt_logprobs() -> None:
     with raises(InvalidRequest, "parameters.prompt_logprobs: 0 128 -1"):
         parse({"prompt_logprobs": -1})
+
+
+def test_little_is_kept_of_the_names_of_unknown_parameters() -> None:
+    dialect = LmiDialect(ServingProperties(), {})
+    tracemalloc.start()
+    for number in range(8):
+        data = json.dumps({"inputs": "x", str(number) + "x" * (1 << 20): 1}).encode()
+        dialect.parse(Payload(data=data, request_id="r"))
+    del data
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1 << 20

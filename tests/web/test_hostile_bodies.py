@@ -233,6 +233,24 @@ CASES: dict[str, Case] = {
         ),
         "max_json_containers",
     ),
+    "functions of a chat": (
+        (CHAT,),
+        JSON,
+        lambda: chat(functions=[{"name": f"f{number}"} for number in range(15_000)]),
+        "max_tools",
+    ),
+    "a function's schema": (
+        (CHAT,),
+        JSON,
+        lambda: chat(functions=[{"name": "f", "parameters": {"required": STOPS}}], function_call={"name": "f"}),
+        "max_schema_bytes",
+    ),
+    "arguments in the older form": (
+        (CHAT, "/chat_tokenize"),
+        JSON,
+        lambda: chat(messages=[{"role": "assistant", "function_call": {"name": "f", "arguments": JSON_OBJECTS}}]),
+        "max_json_containers",
+    ),
     "documents": ((CHAT,), JSON, lambda: chat(documents=[{"a": "b"}] * 40_000), "max_messages"),
     "variables": ((CHAT,), JSON, lambda: chat(chat_template_kwargs={"a": STOPS}), "max_schema_bytes"),
     "a schema": (CHATS[::2], JSON, lambda: chat(guided_json={"enum": STOPS}), "max_schema_bytes"),
@@ -348,6 +366,16 @@ def test_hostile_body_does_not_delay_other_clients(server: Server, name: str) ->
         assert (status == 200) if named is None else (400 <= status < 500), said
         assert (named or "") in said
     assert neighbours.grown_mib < max(20 * len(data) / MIB, SMALL_MIB)
+
+
+@pytest.mark.parametrize("body", [{"messages": [{"content": [{"type": LONG}]}]}, {"response_format": {"type": LONG}}])
+def test_a_wrong_value_is_not_quoted_in_full(server: Server, body: dict[str, Any]) -> None:
+    """Neither for the client nor in the log."""
+    status, text = post(server, CHAT, JSON, chat(**body))
+    assert status == 400
+    assert "type: Invalid value 'xxx" in text
+    assert len(text) < 3000
+    assert LONG[:3000] not in server.log
 
 
 HONEST: dict[str, tuple[str, Callable[[], bytes]]] = {

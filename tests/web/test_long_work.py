@@ -107,6 +107,14 @@ def test_rejection_names_the_limit(server: Server) -> None:
     texts = server.invoke(echoed, path="/v1/completions")
     assert texts.status_code == 400
     assert says(texts.json()["error"]["message"], "prompt 200000 100 option.max_text_bytes")
+    of_ids = {"prompt": [97] * 200_000, "n": 100, "max_tokens": 1, "echo": True}
+    texts = server.invoke(of_ids, path="/v1/completions")
+    assert texts.status_code == 400
+    assert says(texts.json()["error"]["message"], "prompt 200000 100 option.max_text_bytes")
+    completed = {"model": "m", "prompt": "a" * 200_000, "n": 100, "maximum_tokens": 1, "echo": True}
+    texts = server.invoke(completed, path="/complete")
+    assert texts.status_code == 400
+    assert says(texts.text, "prompt 200000 100 option.max_text_bytes")
     question = {"route": "/v1/completions", "body": {"prompt": ["a" * 100_000, "a" * 100_001], "max_tokens": 1}}
     explained = server.invoke(question, path="/explain")
     assert explained.status_code == 400

@@ -194,7 +194,8 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         )
         formatter = partial(CompletionSseFormatter if body.stream else CompletionJsonFormatter, options=options)
         fits = partial(check_length, "prompt")
-        return Parsed(request, formatter, body.alias, fits, "prompt")
+        copies = body.shown if body.echo else 0
+        return Parsed(request, formatter, body.alias, fits, "prompt", prompt_copies=copies)
 
     def error(self, error: LMIError) -> Reply:
         return error_response(error)

@@ -149,10 +149,12 @@ class LmiDialect(Dialect):
         )
 
     def _log_ignored(self, ignored: tuple[str, ...]) -> None:
-        for name in ignored[:_LOGGED_AT_ONCE]:
+        for given in ignored[:_LOGGED_AT_ONCE]:
+            name = given[:_LOGGED_CHARACTERS]
             if name not in self._logged and len(self._logged) < 1000:  # bounded, because clients choose the names
                 self._logged.add(name)
-                logger.warning("unknown parameter ignored", extra={"parameter": name[:100]})
+                logger.warning("unknown parameter ignored", extra={"parameter": name})
 
 
 _LOGGED_AT_ONCE = 100  # names per request
+_LOGGED_CHARACTERS = 100  # of a name; they are kept as long as the server runs

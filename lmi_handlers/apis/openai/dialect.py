@@ -315,8 +315,6 @@ class CompletionsDialect(OpenAIDialect):
             )
         most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
         prompt_only = most == 0 and bool(body.echo)
-        if body.echo:
-            self._budget.check_repeated("prompt", "".join(text for text in prompts if isinstance(text, str)), shown)
         computed: dict[str, object] = {
             "n": best_of,
             "max_tokens": 1 if prompt_only else most,
@@ -341,7 +339,15 @@ class CompletionsDialect(OpenAIDialect):
         )
         kind = chosen(self._stream_formatters, payload.accept) if stream else CompletionJsonFormatter
         formatter = partial(kind, options=options)
-        return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt", options.token_ids)
+        return Parsed(
+            request,
+            formatter,
+            body.alias,
+            partial(check_length, "prompt"),
+            "prompt",
+            options.token_ids,
+            prompt_copies=shown if body.echo else 0,
+        )
 
     def _infilled(
         self, body: CompletionBody, prompts: tuple[str | tuple[int, ...], ...]
