@@ -1,4 +1,4 @@
-"""Sends recorded requests, at the times of the recording or so many at a time, and compares the answers."""
+"""Sends recorded requests, at the times of the recording or with a fixed concurrency, and compares the answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MARGIN = 0.1
 """Nats by which the recorded token may be less probable than the one of the server, if a text parts by rounding."""
 
 _MOST_PENDING = 10_000
-"""Outcomes that wait for one before them: a request that hangs holds them up for as long as its answer may take."""
+"""Maximum number of outcomes that wait for an earlier one: a request that hangs holds up all those after it."""
 
 _LONGEST_PAUSE = 1e8
 """Seconds between two requests, whatever the recording says: `time.sleep` takes no infinite ones."""
@@ -154,7 +154,7 @@ class Replay:
         recorded_text = _text(expected)
         # Tool calls have a finish reason and no text; embeddings have neither.
         is_generated = bool(recorded_text or recorded.finish_reason)
-        sampled = not self._compare_sampled and is_generated and is_sampled(request.body)
+        sampled = not self._compare_sampled and is_generated and is_sampled(request)
         found = compare(expected, timed.reply, sampled=sampled, volatile=self._volatile)
         if found.kind is not Kind.TEXT or sampled:
             return found

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from lmi_handlers.tools.client.answer import parsed
+from lmi_handlers.tools.replay.recordings import Recorded
 
 _DRAWN_BY_DEFAULT = ("messages", "prompt", "input")
 """Fields of APIs whose default temperature is not 0: those of OpenAI, and Anthropic's."""
 
 _SAMPLING = ("top_k", "top_p", "typical_p", "min_p")
 
+_OF_TGI = re.compile(rb'\[\{"generated_text":"|data: ?\{"index":')
+"""The beginning of TGI's arrays and events on `/invocations`. LMI's have other spaces."""
 
-def is_sampled(body: bytes) -> bool:
-    """Return whether an answer to a request is drawn without a seed, as far as the body says."""
-    document = parsed(body)
+
+def is_sampled(recorded: Recorded) -> bool:
+    """Tell whether an answer is drawn without a seed, as far as the request and the recorded answer say.
+
+    TGI draws if a body has no `parameters`, LMI does not.
+    """
+    document = parsed(recorded.body)
     if not isinstance(document, Mapping):
         return False
     given = document.get("parameters")
+    if given is None and "inputs" in document and _is_of_tgi(recorded):
+        return True
     fields: dict[str, Any] = {**document, **(given if isinstance(given, Mapping) else {})}
     fields = {name: value for name, value in fields.items() if value is not None}
     if "seed" in fields or "random_seed" in fields or fields.get("do_sample") is False:
@@ -28,3 +38,8 @@ def is_sampled(body: bytes) -> bool:
     if fields.get("do_sample") or any(name in fields for name in _SAMPLING):
         return True
     return any(name in document for name in _DRAWN_BY_DEFAULT)
+
+
+def _is_of_tgi(recorded: Recorded) -> bool:
+    answer = b"" if recorded.answer is None else recorded.answer.body
+    return recorded.route in ("/generate", "/generate_stream") or _OF_TGI.match(answer) is not None

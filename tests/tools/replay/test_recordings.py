@@ -198,4 +198,27 @@ def test_a_link_out_of_a_folder_is_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_sampled_requests(body: Any, sampled: bool) -> None:
-    assert is_sampled(json.dumps(body).encode()) is sampled
+    assert is_sampled(recorded(body)) is sampled
+
+
+@pytest.mark.parametrize(
+    ("answer", "route", "sampled"),
+    [
+        (b'[{"generated_text":"xy"}]', "/invocations", True),
+        (b'data: {"index":1,"token":{"id":1,"text":"y","logprob":-1.0,"special":false}}\n\n', "/invocations", True),
+        (b'data:{"index":1,"token":{"id":1,"text":"y","logprob":-1.0,"special":false}}\n\n', "/invocations", True),
+        (b'{"generated_text":"xy"}', "/generate", True),
+        (b'{"generated_text": "y"}', "/invocations", False),
+        (b'[\n  {\n    "generated_text":"xy"\n  }\n]', "/invocations", False),  # LMI's dynamic batches
+        (b'data: {"token": {"id": 1, "text": "y", "log_prob": -1.0}}\n\n', "/invocations", False),
+    ],
+)
+def test_tgi_draws_unless_there_are_parameters(answer: bytes, route: str, sampled: bool) -> None:
+    assert is_sampled(recorded({"inputs": "x"}, answer, route)) is sampled
+    assert not is_sampled(recorded({"inputs": "x", "parameters": {}}, answer, route))
+
+
+def recorded(body: Any, answer: bytes = b"", route: str = "/invocations") -> Recorded:
+    reply = CompleteAnswer(200, "application/json", answer)
+    content = json.dumps(body).encode()
+    return Recorded(place="day.jsonl:1", body=content, content_type="application/json", route=route, answer=reply)
