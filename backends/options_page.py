@@ -125,7 +125,7 @@ def _options_table(options: Iterable[DeclaredOption], backends: Iterable[Backend
     rows = ["| name | value | default | read by | meaning |", "| --- | --- | --- | --- | --- |"]
     for declared in options:
         default = f"`{text_of(declared.default)}`" if declared.default is not None else ""
-        meaning = _meaning(declared, [_choices(declared.name, backends), _defaults(declared.name, backends)])
+        meaning = _meaning(declared, [about(declared.name, backends) for about in (_choices, _defaults, _no_effect)])
         cells = (f"`{declared.key}`", _kind(declared), default, ", ".join(declared.read_by), meaning)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -173,6 +173,16 @@ def _defaults(name: str, backends: Iterable[BackendDeclaration]) -> str:
             readers.setdefault(text_of(backend.defaults[name]), []).append(backend.name)
     words = [f"`{value}` on {', '.join(names)}" for value, names in readers.items()]
     return f"Defaults to {'; '.join(words)}." if words else ""
+
+
+def _no_effect(name: str, backends: Iterable[BackendDeclaration]) -> str:
+    """Return the backends that only accept an option, and why, as a sentence."""
+    accepting: dict[str, list[str]] = {}
+    for backend in backends:
+        if name in backend.without_effect:
+            accepting.setdefault(backend.without_effect[name], []).append(backend.name)
+    words = [f"{', '.join(names)}: {reason}" for reason, names in accepting.items()]
+    return f"No effect on {'; '.join(words)}." if words else ""
 
 
 def _backends_table(backends: Iterable[BackendDeclaration]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.tensorrt_llm.options import DEFAULT_BATCH_SIZE, TensorRTLLMOptions
+from backends.tensorrt_llm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, TensorRTLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 DECLARATION = BackendDeclaration(
@@ -41,6 +41,7 @@ DECLARATION = BackendDeclaration(
         "tokenizer_mode": ("auto", "slow"),
     },
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    without_effect=NO_COUNTERPART,
     priority=10,
     gpus=("NVIDIA",),
     rolling_batch=("trtllm", "tensorrt_llm"),

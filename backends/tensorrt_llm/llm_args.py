@@ -57,16 +57,6 @@ _KV_CACHE = {
 }
 """Argument of `KvCacheConfig` -> option."""
 
-_NO_COUNTERPART = (
-    "max_num_sequences",
-    "batching_type",
-    "moe_backend",
-    "normalize_log_probs",
-    "auto_parallel",
-    "auto_parallel_world_size",
-)
-"""LMI options without a public argument in TensorRT-LLM 1.2 on the PyTorch runtime."""
-
 
 def llm_arguments(
     path: Path, properties: ServingProperties, *, max_model_len: int, adapters: Mapping[str, Path]
@@ -75,11 +65,9 @@ def llm_arguments(
     _check_quantize(path, properties)
     given, options = DECLARATION.values(properties), properties.options_of(TensorRTLLMOptions)
     DECLARATION.check_choices(properties)
-    for name in _NO_COUNTERPART:
+    for name, reason in DECLARATION.without_effect.items():
         if name in given:
-            logger.warning(
-                "the option has no effect: TensorRT-LLM 1.2 has no setting for it", extra={"option": f"option.{name}"}
-            )
+            logger.warning(f"option.{name} has no effect: {reason}", extra={"option": f"option.{name}"})
     arguments = {
         "model": str(path),
         "skip_tokenizer_init": _skip_tokenizer_init(properties, options),

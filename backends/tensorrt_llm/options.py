@@ -11,6 +11,19 @@ from lmi_handlers.config.option import Fraction, NonNegativeInt, Option, Positiv
 DEFAULT_BATCH_SIZE = 256
 """LMI's default for this engine."""
 
+NO_COUNTERPART = dict.fromkeys(
+    (
+        "max_num_sequences",
+        "batching_type",
+        "moe_backend",
+        "normalize_log_probs",
+        "auto_parallel",
+        "auto_parallel_world_size",
+    ),
+    "TensorRT-LLM 1.2 has no setting for it",
+)
+"""LMI options without a public argument in TensorRT-LLM 1.2 on the PyTorch runtime -> why they have no effect."""
+
 
 class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     """LMI's options for TensorRT-LLM."""
@@ -20,12 +33,10 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_input_len: Annotated[PositiveInt | None, Option("Maximum number of prompt tokens.")] = None
     max_output_len: Annotated[PositiveInt | None, Option("Maximum number of generated tokens.")] = None
     max_num_tokens: Annotated[PositiveInt | None, Option("Maximum number of tokens in one engine step.")] = None
-    max_num_sequences: Annotated[PositiveInt | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = (
-        None
-    )
+    max_num_sequences: Annotated[PositiveInt | None, Option("Maximum number of sequences in the engine.")] = None
     max_beam_width: Annotated[PositiveInt | None, Option("Maximum width of a beam search.")] = None
     tokens_per_block: Annotated[PositiveInt | None, Option("Number of tokens in a block of the KV cache.")] = None
-    batching_type: Annotated[str | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
+    batching_type: Annotated[str | None, Option("Kind of batching.")] = None
     batch_scheduler_policy: Annotated[str | None, Option("Policy by which requests join the batch.")] = None
     kv_cache_free_gpu_mem_fraction: Annotated[
         Fraction | None,
@@ -42,7 +53,7 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     use_cuda_graph: Annotated[bool | None, Option("Uses CUDA graphs for decoding.")] = None
     attn_backend: Annotated[str | None, Option("Name of the attention kernels.")] = None
-    normalize_log_probs: Annotated[bool | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
+    normalize_log_probs: Annotated[bool | None, Option("Normalises log probabilities.")] = None
     gather_generation_logits: Annotated[bool | None, Option("Keeps the logits of generated tokens.")] = None
     context_parallel_size: Annotated[PositiveInt | None, Option("Number of GPUs that a context is split across.")] = (
         None
@@ -54,10 +65,8 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None, Option("Number of GPUs that the experts are distributed over.")
     ] = None
     enable_attention_dp: Annotated[bool | None, Option("Uses data parallelism for attention.")] = None
-    auto_parallel: Annotated[bool | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
-    auto_parallel_world_size: Annotated[
-        PositiveInt | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")
-    ] = None
+    auto_parallel: Annotated[bool | None, Option("Chooses how to split the model across GPUs.")] = None
+    auto_parallel_world_size: Annotated[PositiveInt | None, Option("Number of GPUs for `option.auto_parallel`.")] = None
     max_tokens: Annotated[PositiveInt | None, Option("Maximum number of tokens in the KV cache.")] = None
     max_attention_window: Annotated[
         str | None, Option("Attention window of each layer, in tokens, separated by commas.")

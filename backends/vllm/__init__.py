@@ -7,7 +7,7 @@ import os
 
 from backends.continuation import CONTINUED
 from backends.vllm.arguments import QUANTIZATIONS
-from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, VLLMOptions
+from backends.vllm.options import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LORAS, NO_COUNTERPART, VLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
 
 LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper()
@@ -50,7 +50,7 @@ DECLARATION = BackendDeclaration(
         "max_cpu_loras",
     ),
     choices={"quantize": QUANTIZATIONS},
-    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE, "max_loras": DEFAULT_MAX_LORAS},
     without_effect=NO_COUNTERPART,
     remote={"distributed_executor_backend": "ray"},
     passes_options=True,

@@ -25,7 +25,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from backends.vllm import DECLARATION
 from backends.vllm.arguments import ALIASES, ALONE, DTYPES, METHODS, NO_EFFECT, ONE_ENGINE, OURS
 from backends.vllm.offload import check_offloading
-from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART
+from backends.vllm.options import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LORAS, NO_COUNTERPART
 from backends.vllm.ray.requirements import check_requirements
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.option import text_of
@@ -33,9 +33,6 @@ from lmi_handlers.config.properties import NEAR, ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MAX_LORAS = 4
-"""LMI's default."""
 
 GRAMMAR_LIBRARY = "guidance"
 """vLLM's name for llguidance, the default grammar library here. The transformers backend uses it too.

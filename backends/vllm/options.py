@@ -11,6 +11,9 @@ from lmi_handlers.config.option import NonNegativeFloat, NonNegativeInt, Option
 DEFAULT_BATCH_SIZE = 256
 """LMI's default for this engine."""
 
+DEFAULT_MAX_LORAS = 4
+"""LMI's default."""
+
 NO_COUNTERPART = {
     "device": "vLLM detects the device itself",
     "preloaded_model": "vLLM has removed it",
@@ -60,15 +63,11 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     fully_sharded_loras: Annotated[bool | None, Option("Splits LoRA adapters fully across GPUs.")] = None
     lora_extra_vocab_size: Annotated[
         NonNegativeInt | None,
-        Option(
-            "Maximum number of tokens that a LoRA adapter may add to the vocabulary. No effect on vLLM, which has removed it."
-        ),
+        Option("Maximum number of tokens that a LoRA adapter may add to the vocabulary."),
     ] = None
     long_lora_scaling_factors: Annotated[
         str | None,
-        Option(
-            "Scaling factors of long-context LoRA adapters, separated by commas. No effect on vLLM, which has removed it."
-        ),
+        Option("Scaling factors of long-context LoRA adapters, separated by commas."),
     ] = None
-    device: Annotated[str | None, Option("Type of device to run on. No effect: vLLM detects the device itself.")] = None
-    preloaded_model: Annotated[bool | None, Option("No effect: vLLM has removed it.")] = None
+    device: Annotated[str | None, Option("Type of device to run on.")] = None
+    preloaded_model: Annotated[bool | None, Option("Takes a model that is loaded already.")] = None

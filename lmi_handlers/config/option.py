@@ -37,8 +37,8 @@ class Option:
     """The spelling of a field in serving.properties.
 
     `key` is the name in the file, if it is not `option.<field>`. `aliases` are more names for the same setting.
-    `spellings` maps what users write, in lower case, to the value of the field. `server` is true for options that the
-    HTTP side or the engine loop reads, whatever the backend.
+    `spellings` maps what users write, in lower case, to the value of the field. With `any_case`, the field has any text in
+    lower case. `server` is true for options that the HTTP side or the engine loop reads, whatever the backend.
     """
 
     help: str
@@ -47,6 +47,7 @@ class Option:
     key: str = ""
     aliases: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
+    any_case: bool = False
     deprecated: str = ""
 
 
@@ -121,7 +122,8 @@ class DeclaredOption(DeclaredField, frozen=True, kw_only=True):
         return (self.keys, self.type, self.option.spellings) == (other.keys, other.type, other.option.spellings)
 
     def _read(self, text: str) -> Value:
-        return super()._read(self.option.spellings.get(text.lower(), text))
+        word = self.option.spellings.get(text.lower(), text)
+        return super()._read(word.lower() if self.option.any_case else word)
 
 
 @functools.cache

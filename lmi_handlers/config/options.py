@@ -78,6 +78,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             "texts, `text-generation` text. For classification, summaries, images and other tasks see [tasks](tasks.md). "
             "Defaults to what the architecture in config.json is for.",
             server=True,
+            any_case=True,
         ),
     ] = None
     trust_remote_code: Annotated[bool, Option("Runs Python code that comes with the model.")] = False
@@ -236,7 +237,10 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = "false"
     default_accept: Annotated[
         str | None,
-        Option("Content type of answers to requests without `Accept`. By default, each API chooses.", server=True),
+        Option(
+            "Content type of answers on the invoke routes to requests without `Accept`. By default, each API chooses.",
+            server=True,
+        ),
     ] = None
     max_request_size: Annotated[
         PositiveInt,
@@ -391,6 +395,10 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         PositiveInt, Option("Seconds from a session's beginning to its end.", server=True)
     ] = 1200
     max_sessions: Annotated[PositiveInt, Option("Maximum number of sessions at a time.", server=True)] = 10_000
+    max_session_size: Annotated[
+        PositiveInt,
+        Option("Maximum bytes that a `model.py` keeps in one session of `djl_python.session_manager`.", server=True),
+    ] = 1 << 30
 
     # Limits of a request
 

@@ -103,11 +103,12 @@ def _check_unique(backend: BackendDeclaration, kind: str, names: list[str]) -> N
 
 
 def _respelled(options: dict[str, DeclaredOption], backends: list[BackendDeclaration]) -> dict[str, DeclaredOption]:
-    """Let `rolling_batch` and `backend` accept every name of a backend."""
-    usual = {"true": "auto", "false": "disable"} | {
-        word: backend.rolling_batch[0] for backend in backends for word in backend.rolling_batch
-    }
-    names = {word: backend.name for backend in backends for word in (*backend.rolling_batch, *backend.aliases)}
+    """Let `rolling_batch` and `backend` accept every name of a backend, in any case."""
+    own = {backend.name.lower(): backend.name for backend in backends}
+    usual = {"true": "auto", "false": "disable", "auto": "auto", "disable": "disable"} | own
+    usual |= {word: backend.rolling_batch[0] for backend in backends for word in backend.rolling_batch}
+    names = {"auto": "auto"} | own
+    names |= {word: backend.name for backend in backends for word in (*backend.rolling_batch, *backend.aliases)}
     for name, spellings in (("rolling_batch", usual), ("backend", names)):
         declared = options[name]
         options[name] = msgspec.structs.replace(declared, option=replace(declared.option, spellings=spellings))

@@ -24,7 +24,7 @@ from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.config.custom_code import ADAPTER_FUNCTIONS, REGISTER, check_siblings, defined_names
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
-from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.properties import FILE_NAME, ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
 from lmi_handlers.config.variables import without_options
@@ -32,6 +32,7 @@ from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
 from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.core.near_file import did_you_mean
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters
 from lmi_handlers.engine.formatters_process import check_loading
 from lmi_handlers.engine.settings import EngineSettings
@@ -87,6 +88,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
         name = "" if properties.name == DEFAULT_MODEL_NAME else f", under the name {properties.name}"
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
+    yield from _misnamed(configuration)
     yield from _uninstalled(configuration)
     if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
         yield f"the model's code does not get {', '.join(names)}; {VARIABLE}={','.join(names)} passes them on"
@@ -97,6 +99,13 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     yield from registry().unusable.values()
     if configuration.shadow is not None:
         yield from map(of_shadow, configuration.shadow.loaded.warnings(configuration.shadow.backend))
+
+
+def _misnamed(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning if the file with the options has a wrong name, such as serving.properties.txt."""
+    directory = configuration.model_dir
+    if directory is not None and (hint := did_you_mean(directory / FILE_NAME)):
+        yield f"{directory} has no {FILE_NAME}{hint}"
 
 
 def _uninstalled(configuration: Configuration) -> Iterator[str]:

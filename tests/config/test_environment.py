@@ -14,7 +14,7 @@ from backends.options_page import SETTINGS
 from lmi_handlers.config.environment import DeclaredVariable, Variable, all_variables, read_values
 from lmi_handlers.core import redaction
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.preflight.checks import mistakes
+from lmi_handlers.preflight.checks import mistakes, warnings
 from lmi_handlers.preflight.configuration import read_configuration, read_store
 
 SWITCHES = (
@@ -159,3 +159,17 @@ def test_pooling_has_no_file_of_shared_prefixes(tmp_path: Path, task: str) -> No
     environ["OPTION_PREFIX_CACHE_FILE"] = str(tmp_path / "prefixes")
     [mistake] = mistakes(read_configuration(environ), environ)
     assert says(mistake, f"option.prefix_cache_file option.task={task}")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("serving.properties.txt", True), ("Serving.property", True), ("config.properties", False)]
+)
+def test_file_with_nearly_the_right_name_causes_a_warning(tmp_path: Path, name: str, *, meant: bool) -> None:
+    """Without it, the default model is served, and the options say nothing."""
+    (tmp_path / name).write_text("option.max_model_len=64\n")
+    environ = {"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "echo"}
+    assert [says(each, f"serving.properties {tmp_path / name}") for each in warnings(read_configuration(environ))] == (
+        [True] if meant else []
+    )
+    (tmp_path / "serving.properties").write_text("")
+    assert not list(warnings(read_configuration(environ)))

@@ -49,6 +49,11 @@ TRANSFORMERS = declaration("transformers")
         ("dtype", "AUTO", "auto"),
         ("rolling_batch", "lmi_dist", "lmi-dist"),
         ("rolling_batch", "my-Plugin", "my-Plugin"),
+        ("rolling_batch", "vLLM", "vllm"),
+        ("rolling_batch", "TRTLLM", "trtllm"),
+        ("rolling_batch", "Disable", "disable"),
+        ("backend", "Transformers", "transformers"),
+        ("task", "Text-Embedding", "text-embedding"),
         ("backend", "pytorch", "tensorrt_llm"),
         ("echo_load_seconds", "2", 2.0),
     ],
@@ -158,6 +163,13 @@ def test_example_file_changes_no_default() -> None:
     assert loaded.warnings(TRANSFORMERS) == ()
     name = loaded.properties.name
     assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_id=DEFAULT_MODEL_NAME, model_name=name)
+
+
+def test_options_page_tells_what_an_engine_only_accepts() -> None:
+    rows = dict(re.findall(r"^\| `(\S+)` (.*)", options_page(), re.MULTILINE))
+    for backend in map(declaration, BACKENDS):
+        for name, reason in backend.without_effect.items():
+            assert re.search(rf"No effect on .*\b{backend.name}\b.*{re.escape(reason)}", rows[OPTIONS[name].key]), name
 
 
 def test_options_page_is_up_to_date() -> None:

@@ -20,6 +20,7 @@ from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import is_secret, redacted
 from lmi_handlers.model_files.secure_mode import ALLOWED
+from lmi_handlers.preflight.configuration import CUSTOM_CODE
 
 OPTIONS = registry().options
 KEYS = registry().keys
@@ -107,6 +108,13 @@ def test_value_in_quotes_causes_a_warning(model_dir: Path, text: str) -> None:
 def test_unknown_task_is_refused_with_the_known_ones(model_dir: Path) -> None:
     with raises(ConfigError, "option.task=reranking supported auto"):
         load(model_dir, "option.task=reranking")
+
+
+def test_size_of_a_handlers_sessions_is_an_option(model_dir: Path) -> None:
+    """It is read by a model.py, to which unknown options are passed on with a warning if they resemble a known one."""
+    assert load(model_dir, "option.max_session_size=2000").warnings(CUSTOM_CODE) == ()
+    with raises(ConfigError, "option.max_session_size 1G integer"):
+        load(model_dir, "option.max_session_size=1G")
 
 
 def test_file_with_known_options_causes_no_warnings(model_dir: Path) -> None:
