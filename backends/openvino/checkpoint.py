@@ -23,8 +23,8 @@ from lmi_handlers.workers.process import KeptProcess, describe
 _NEEDED = ("torch", "transformers")
 
 REFUSED, UNAVAILABLE, FAILED = os.EX_DATAERR, os.EX_UNAVAILABLE, os.EX_TEMPFAIL
-"""Exit status of the child, after it has written why: the model cannot be converted; a library or a file is missing;
-another try may help."""
+"""Exit statuses of the child, which has written the cause: the model cannot be converted, a library or a file is
+missing, or another try may succeed."""
 
 _VERDICTS: Mapping[int, type[LMIError]] = {
     REFUSED: ConversionRefused,

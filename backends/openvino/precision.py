@@ -56,7 +56,7 @@ def is_quantised(properties: ServingProperties, header: GgufHeader | None) -> bo
 
 
 def multiplies_integers() -> bool | None:
-    """Tell whether this CPU multiplies 8-bit integers faster than floating-point numbers. None if nobody says."""
+    """Tell whether this CPU multiplies 8-bit integers faster than floating-point numbers. None if that is unknown."""
     instructions, flags = _allowed_integer_flags(), _flags()
     if not instructions:
         return False

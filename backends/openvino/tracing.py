@@ -236,7 +236,7 @@ def _say(phase: str) -> None:
 
 
 def main() -> int:
-    """Entry point of the process, whose settings are a `Conversion`. Writes phases, last why it failed."""
+    """Run the process, whose settings are a `Conversion`. Writes each phase and, if it fails, the cause as the last line."""
     job = read_settings(Conversion)
     read_nothing()
     logging: Any = transformers.utils.logging

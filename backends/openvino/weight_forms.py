@@ -25,7 +25,7 @@ from openvino import opset13
 from backends.openvino.model import GROUP_SIZE
 
 _SMALL = 2**20
-"""Up to so many weights, a matrix is stored with 8 bits: its bytes are read faster than a second product computed."""
+"""A matrix with at most this many weights is stored with 8 bits: that is faster to read than a second product to compute."""
 
 _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""

@@ -86,7 +86,7 @@ class AsyncHandler:
     def _forget(self, batch: Batch, task: asyncio.Task[None], connection: Connection) -> None:
         del self._calls[batch.number], self._flows[batch.number]
         self._aborted.discard(batch.number)
-        if task.cancelled():  # before its first step; later, it says so itself
+        if task.cancelled():  # before its first step; a call that has begun sends this itself
             connection.send(*Call(batch, self._code.function).cancelled())
 
     async def _result(self, inputs: Input, function: Callable[[Input], Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""`djl_python.request_io`: what LMI's second generation of formatters returns and gets.
+"""`djl_python.request_io`: the classes that LMI's second generation of formatters receives and returns.
 
 The names are LMI's, because published formatters use them. Source: LMI's pages on custom formatters.
 """

@@ -41,7 +41,7 @@ class HeldModel:
         self._uses = 0
         self._touched = 0.0
         self._users = os.open(users_file(runtime_dir), os.O_RDWR)
-        with contextlib.suppress(BlockingIOError):  # it is being unloaded, as we will soon hear
+        with contextlib.suppress(BlockingIOError):  # it is being unloaded, and we will be told soon
             fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -269,7 +269,10 @@ class Manager:
         return error if isinstance(error, LMIError) else LoadFailed(f"model {name} could not be loaded: {error}")
 
     def _not_awake(self, slot: Slot, error: Exception) -> LMIError:
-        """Return a model that could not be woken to sleep, unless it can never be woken. The caller holds `changing`."""
+        """Put a model that could not be woken back to sleep, or mark it as failed if it never can be. Returns the cause.
+
+        The caller holds `changing`.
+        """
         cause = self._not_started(slot, error)
         if isinstance(cause, ConfigError):
             self._fail(slot, cause)

@@ -41,8 +41,8 @@ class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model. `url` is where it was loaded from, and `directory` where its files are.
 
     `options` take precedence over its serving.properties. `names` are all names by which clients may ask for it, once its
-    configuration has been read. `number` is another one whenever its engines are started. It
-    takes about `memory` bytes. `since` is when it came into its state, in seconds since 1970. `cause` says why it has
+    configuration has been read. `number` changes whenever its engines are started. It takes about
+    `memory` bytes. `since` is the time at which it entered its state, in seconds since 1970. `cause` says why it has
     failed.
     """
 

@@ -12,17 +12,17 @@ from lmi_handlers.models.registry import ModelState
 from lmi_handlers.models.slots import Slot, Slots
 
 _IDLE = 1.0
-"""A model without requests for so many seconds may make room for others."""
+"""Seconds without a request after which a model may make room for others."""
 
 _SOON = 2.0
-"""Seconds in which a model that has just been used, and is not in use any more, is idle."""
+"""Seconds within which a model that has just been used, and is no longer in use, becomes idle."""
 
 _LOOK_INTERVAL = 0.05
 _ALL_LEAVE = 30.0
 """Seconds in which models that are on their way out have gone: requests in flight may take 23 of them."""
 
 _STILL_ASKS = 5.0
-"""A model waits for room as long as a web worker asks for it at least every so many seconds."""
+"""A model stops waiting for room once no web worker has asked for it for this many seconds."""
 
 _LEAVING = (ModelState.SLEEPING, ModelState.UNLOADING, ModelState.FAILED)
 

@@ -71,7 +71,7 @@ def replica_environ() -> dict[str, str]:
 
 
 def connections_environ(requests: int) -> dict[str, str]:
-    """Return the limit of HAProxy's connections on this machine, for so many requests at the same time.
+    """Return the variable that limits HAProxy's connections on this machine, for this many concurrent `requests`.
 
     Beyond it, clients wait without an answer, where a full replica would reject them. HAProxy does not start if it may not
     open enough files.

@@ -70,7 +70,7 @@ def path_of(scope: Scope) -> str:
 
 
 def url_of(host: str, path: str, scope: Scope, port: int | None = None) -> URL:
-    """Return where a request is sent to, with the path that `path_of` has returned: nothing else was looked at."""
+    """Return the URL to send a request to. Its path is the one from `path_of`, because only that has been checked."""
     encoded = quote(path, _UNRESERVED, "latin-1")
     query = scope["query_string"].decode("latin-1")
     return URL.build(scheme="http", host=host, port=port, path=encoded, query_string=query, encoded=True)

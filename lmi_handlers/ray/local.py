@@ -36,7 +36,7 @@ def start_local() -> BaseContext:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _metrics_export_port=metrics,
             )
-    except Exception as error:  # Ray raises just that if its processes take too long
+    except Exception as error:  # Ray raises a bare `Exception` if its processes take too long
         raise ConfigError(f"Ray does not start on this machine: {error}") from error
 
 

@@ -46,7 +46,7 @@ def resources_of(
     num_cpus: float | None = None,
     num_gpus: int | None = None,
 ) -> Resources:
-    """Return what one of `replicas` replicas needs. Raises `ConfigError` if no node has it.
+    """Return the resources that one of `replicas` replicas needs. Raises `ConfigError` if no node has them.
 
     Given numbers take precedence. Without a GPU, each replica gets an equal share of the cores, because Ray sets
     `OMP_NUM_THREADS` to them.
@@ -74,7 +74,7 @@ def resources_of(
 
 
 def has_room(nodes: Sequence[Node], resources: Resources, replicas: int) -> bool:
-    """Return whether so many replicas fit on the nodes."""
+    """Tell whether this many `replicas` fit on the nodes."""
     return sum(_fitting(node, resources) for node in nodes) >= replicas
 
 

@@ -1,4 +1,4 @@
-"""What the server would do with a request, as a document. Nothing is generated for it."""
+"""Describes what the server would do with a request, in a document. Nothing is generated for it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _origin(name: str, value: object, *, named: bool, facts: ModelFacts) -> Orig
 
 
 def _names(body: object, field: str) -> bool:
-    """Whether a body has a field such as `parameters.top_p`, and not only null there."""
+    """Tell whether a body has a field such as `parameters.top_p` with a value other than null."""
     for name in field.split("."):
         if not isinstance(body, dict):
             return False

@@ -128,7 +128,7 @@ class Shadow:
     def sample(
         self, request: GenerationRequest, prompts: Sequence[EncodedPrompt], capabilities: Capabilities
     ) -> Sample | None:
-        """Return the sample that this request's answer is to be, or None. `capabilities` are those of the model's engine.
+        """Return a sample for this request's answer, or None to leave it out. `capabilities` are those of the model's engine.
 
         A request with a salt asks that nothing of it is shared, and is left out. So are adapters and images, which the
         shadow need not have, and beam search, whose answers are no single sequence.

@@ -59,7 +59,7 @@ class Publisher:
 
 
 def metrics_publishers(settings: TelemetrySettings, directory: Path, model_name: str) -> list[Publisher]:
-    """Return what publishes the metrics in `directory`, as the settings ask for."""
+    """Return the publishers that the settings ask for, of the metrics in `directory`."""
     publishers = []
     if settings.emf:
         lines = EmfLines(settings.emf_namespace, model_name, settings.emf_dimensions)

@@ -114,7 +114,7 @@ class FormatterClient:
         return self._ready.is_set()
 
     def scripts(self, patience: float) -> dict[str, ScriptFormatters]:
-        """Return what the files format, by adapter. Raises `EngineNotReady` unless it is known within so many seconds."""
+        """Return the formatters by adapter. Raises `EngineNotReady` if they are not known within `patience` seconds."""
         if not self._ready.is_set() and not self._ready.wait(patience):
             raise EngineNotReady(NOT_READY, code="formatters_not_ready")
         return self._scripts

@@ -111,7 +111,7 @@ class FormattersReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Formatted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The bytes of the body or of the answer. `context` is for `Begin`, and for nobody else."""
+    """The bytes of the body or of the answer. `context` is opaque: it is sent back with `Begin`."""
 
     number: int
     data: bytes

@@ -60,7 +60,7 @@ _MAX_CAUSE = 2000
 _LOOK_INTERVAL = 0.005
 
 _ALL_KNOW = 10.0
-"""Seconds until a web worker that does not say that it knows a change is not waited for."""
+"""Seconds to wait until all web workers have said that they know of a change."""
 
 logger = logging.getLogger("lmi_handlers.custom_code.formatting.process")  # __name__ is "__main__" here
 
@@ -173,7 +173,7 @@ class Process:
         return None
 
     def _wait_until_known(self) -> None:
-        """Wait until every web worker knows the last change, or does not say so."""
+        """Wait until every web worker has said that it knows of the last change, but no longer than `_ALL_KNOW`."""
         deadline = time.monotonic() + _ALL_KNOW
         while self._host is not None and time.monotonic() < deadline:
             if all(worker.known >= self._change for worker in self._host.connections):

@@ -67,7 +67,7 @@ class AsyncInvocations:
     """The queue and the threads that work on it. They start with the first invocation."""
 
     def __init__(self, settings: LocalRuntimeSettings, workers: int) -> None:
-        """Divides the invocations at a time among so many web `workers`. Raises `ConfigError`."""
+        """The limit of concurrent invocations is divided by the number of web `workers`. Raises `ConfigError`."""
         output = settings.async_output or ""
         self.outputs = parse_folder("--async-output", output)
         self.failures = parse_folder("--async-failure", settings.async_failure or output)

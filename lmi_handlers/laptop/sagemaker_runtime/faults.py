@@ -49,7 +49,7 @@ class ServiceFailure(Exception):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="fault"):
-    """What happens to the next `times` requests of an `operation`. Without one, to those of any."""
+    """A fault of the next `times` requests for an `operation`, or for any operation if none is given."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
     operation: Operation | None = None
@@ -112,7 +112,7 @@ class InternalFailure(_Refusal, frozen=True, tag="internal_failure"):
 
 
 class Delay(Fault, frozen=True, tag="delay"):
-    """The container is asked after so many `seconds`, as after a cold start."""
+    """The container is only asked after `seconds`, as after a cold start."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=900)]
 
@@ -136,7 +136,7 @@ class ContainerError(Fault, frozen=True, tag="model_error"):
 
 
 class _Cut(Fault, frozen=True):
-    """The container's answer ends after so many bytes, which is usually inside a record. A shorter one ends after its last."""
+    """The container's answer breaks off after `after_bytes`, usually inside a record. A shorter one breaks off at its end."""
 
     after_bytes: Bytes = 100
     cause: ClassVar[type[Exception]]

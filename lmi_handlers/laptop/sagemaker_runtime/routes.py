@@ -58,7 +58,7 @@ def local_runtime(
     invoke_time_limit: float = INVOKE_TIME_LIMIT,
     stream_time_limit: float = STREAM_TIME_LIMIT,
 ) -> Blueprint:
-    """Build the routes for one of so many web `workers`. The limits are in seconds. Raises `ConfigError`."""
+    """Build the routes for one of `workers` web workers. The limits are in seconds. Raises `ConfigError`."""
     capture = None if settings.capture_folder is None else DataCapture(settings.capture_folder)
     plain = InvokeEndpoint(invoke_time_limit, capture)
     streamed = InvokeEndpointWithResponseStream(

@@ -170,7 +170,7 @@ def _scope(credential: str, time: str) -> _Scope:
 
 
 def _basic(date: str) -> str:
-    """Return the time of a `Date` header in the format of `X-Amz-Date`, or the header itself if it is in none of HTTP's."""
+    """Return the time of a `Date` header in the format of `X-Amz-Date`, or the header itself if it is no HTTP date."""
     try:
         return parsedate_to_datetime(date).astimezone(timezone.utc).strftime(_TIME)
     except (TypeError, ValueError, OverflowError):

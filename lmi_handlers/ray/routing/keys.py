@@ -17,7 +17,7 @@ HEAD = 8192
 """Number of bytes of a body that are searched."""
 
 _PREFIX = 1024
-"""Prompts that begin with as many equal bytes have the same key; shorter ones have none."""
+"""Prompts whose first bytes, up to this number, are equal have the same key. Shorter prompts have none."""
 
 _MAX_NAME = 256
 _IN_PATH = re.compile(r"/(?:predictions/([^/]+)|models/([^/]+)(?:/[^/]+)?/invoke)")

@@ -91,7 +91,7 @@ class Router:
         return None if member is None else Other(member)
 
     async def _with_session(self, name: str) -> Other | None:
-        """Return the replica with this name, None if there is none any more: then any one can say so."""
+        """Return the replica with this name, or None if it has ended: then any other one can say so."""
         if self.table.get(name) is None and not await self.membership.exchange():
             raise NotKnown
         member = self.table.get(name)
@@ -99,7 +99,7 @@ class Router:
 
 
 class Other(msgspec.Struct, frozen=True):
-    """Another replica. With `only`, nobody else can answer: it has the request's session."""
+    """Another replica. With `only`, no other can answer, because this one has the request's session."""
 
     member: Member
     only: bool = False

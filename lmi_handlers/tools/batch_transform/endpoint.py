@@ -73,7 +73,7 @@ class ServerClient:
         return self._repeated("POST", "/invocations", body, headers)
 
     def wait_until_loaded(self, seconds: float = _LOADING_SECONDS) -> None:
-        """Wait as long as `/ping` is answered with 503, up to so many seconds. Raises `ServerLost`."""
+        """Wait while `/ping` is answered with 503, for at most `seconds`. Raises `ServerLost`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer, _ = self._try("GET", "/ping", None, {}, 0, timeout=_PING_SECONDS)

@@ -76,7 +76,7 @@ class _Run:
         return time.perf_counter() - self._began
 
     def _next(self) -> Item | None:
-        """Return what is sent next, or None if there is to be no more."""
+        """Return the next request, or None if no more are to be sent."""
         duration = self._load.duration
         if len(self.timings) >= self._load.requests or (duration is not None and self.now() >= duration):
             return None

@@ -155,7 +155,7 @@ def as_text(report: Report) -> str:
 
 
 def named_distributions(report: Report) -> list[tuple[str, Distribution]]:
-    """Return the distributions that there are, with their titles."""
+    """Return the distributions that have been measured, with their titles."""
     named = [
         ("Time to first token", report.ttft_ms),
         ("Time per output token", report.tpot_ms),

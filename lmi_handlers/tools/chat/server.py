@@ -28,7 +28,7 @@ _TRANSCRIPT_END = "\nUser:"
 
 
 class ChatPartner(Protocol):
-    """Whom we chat with."""
+    """The other side of a chat."""
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         """Yield the answer. Closing the iterator ends the request. Raises `AnswerFailed` or `CallRefused`."""

@@ -34,7 +34,7 @@ def records(body: bytes, content_type: str) -> list[Any] | None:
 
 
 class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What all records of an answer have in common with those of an answer of the same format but another text.
+    """The features of an answer's records that another text in the same format does not change.
 
     `types` has the JSON types that were seen at each path, such as `{"$.choices[].text": {"string"}}`, `orders` the orders
     in which the fields of each object were written, and `framing` the lines between the documents. `spelling` says how
@@ -89,7 +89,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def _within_empty(self, path: str, other: AnswerFormat) -> bool:
-        """Whether the other format cannot have the path, because a list, or an object in its place, was always empty."""
+        """Tell whether the other format cannot have the path, because a list above it was always empty."""
         parts = re.split(r"(?=\[\])", path)
         for end in range(1, len(parts)):
             above = "".join(parts[:end])
@@ -129,7 +129,7 @@ def _type(value: Any) -> str:
 
 
 def _compatible(types: frozenset[str], others: frozenset[str]) -> bool:
-    """Whether a field may have both: a text or a number that one answer has may be null in another one."""
+    """Tell whether one field may have both types: a text or a number in one answer may be null in another."""
     return bool(types & others) or ("null" in types | others and not (types | others) & {"list", "object"})
 
 

@@ -121,7 +121,7 @@ def _similar(value: str, choices: list[str]) -> str:
 
 @functools.cache
 def _pattern(text: str | None) -> re.Pattern[str] | None:
-    """Compile a pattern of AWS's. Returns None for those that use what only Java's expressions have."""
+    """Compile one of AWS's patterns. Returns None for one with syntax that only Java's regular expressions have."""
     try:
         return None if text is None or text == _WRONG_PATTERN else re.compile(text)
     except re.error:

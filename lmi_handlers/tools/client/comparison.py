@@ -37,7 +37,7 @@ For lists of numbers, such as embeddings, it is that of the vectors: many small 
 
 
 class Kind(str, Enum):
-    """How an answer differs from the expected one, from the least difference to the greatest.
+    """The kinds of differences between an answer and the expected one, from the least to the greatest.
 
     `EQUAL` is byte for byte, but for volatile fields. `FORM` is the same format, and no more was compared, because the text
     was sampled; but if there is no text any more, that is another text. `ROUNDING` is for numbers that are almost equal,
@@ -233,7 +233,7 @@ def _same(mine: Any, other: Any) -> bool:
 
 
 def _are_vectors(mine: Any, other: Any) -> bool:
-    """Whether both are lists of as many numbers, not all of them whole: these are tokens, for example."""
+    """Tell whether both are vectors: equally many numbers, and not only integers, as lists of tokens are."""
     if not isinstance(mine, list) or not isinstance(other, list) or len(mine) != len(other):
         return False
     kinds = {*map(type, mine), *map(type, other)}
@@ -278,7 +278,10 @@ def parting_of(old: str, new: str) -> int:
 
 
 class _Masked(msgspec.Struct, frozen=True):
-    """A body with its volatile values replaced: they begin at `starts` in it and made it shorter by `gaps`, summed up."""
+    """A body with its volatile values replaced.
+
+    From each of `starts`, which are places in the new body, it is shorter than the old one by the number in `gaps`.
+    """
 
     body: bytes
     starts: list[int]

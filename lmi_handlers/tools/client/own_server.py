@@ -49,7 +49,7 @@ def own_server(
 
 
 def _is_ready(port: int) -> bool:
-    """Whether `/ping` is answered with 200."""
+    """Tell whether `/ping` is answered with 200."""
     with (
         contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_PING_SECONDS)) as connection,
         contextlib.suppress(OSError, http.client.HTTPException),

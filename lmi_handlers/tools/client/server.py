@@ -160,7 +160,7 @@ def asked(
     with closing(connection):
         with _explained(target, Unreachable):
             connection.connect()
-        # With a limit, that alone ends the connection: a timeout of the same length would sometimes be the first.
+        # A limit ends the connection by itself: the timeout of the socket, if it were as long, would sometimes come first.
         connection.sock.settimeout(silence if limit is None else None)
         with _within(connection.sock, limit, target):
             with _explained(target):

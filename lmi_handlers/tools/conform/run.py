@@ -16,11 +16,11 @@ from lmi_handlers.tools.conform.vectors import Vector, api, body_for
 _DEFAULT_MODEL = "model"
 
 _MOST_LATE = 3
-"""A server that lets so many requests in succession wait in vain is not sent the others: there are more than a hundred."""
+"""After this many successive requests without an answer, the others are not sent: there are more than a hundred."""
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a vector has shown. `status` is None if there was no answer; `seconds` is how long the answer took."""
+    """The result of a vector. `status` is None if there was no answer; `seconds` is how long the answer took."""
 
     case: str
     verdict: Verdict

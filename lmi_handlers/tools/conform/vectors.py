@@ -25,7 +25,7 @@ _MODEL = "{model}"
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reference answers. `status` is a number, or "4xx" for any of these.
+    """The reference's answer. `status` is a number, or "4xx" for any of these.
 
     `content_type` and `records` are None if the reference has none that a client could rely on. Records named in
     `optional_records` need not come; `seconds` is how long the answer may take.

@@ -160,7 +160,7 @@ def delete(aws: Aws, deletion: AwsCall) -> None:
 def wait(aws: Aws, call: AwsCall) -> dict[str, Any]:
     """Repeat a call until the status is `call.until`, and return the last answer. Prints each new status.
 
-    Raises `CallRefused` once that cannot happen, and `Unknown`.
+    Raises `CallRefused` if it fails or takes too long, and `Unknown` if AWS gives no answer.
     """
     what = "to be deleted" if call.until == GONE else f"to be {call.until}"
     show(f"waiting for {call.subject} {what}")

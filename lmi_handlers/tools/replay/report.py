@@ -1,4 +1,4 @@
-"""What a replay found: how many answers are equal, what changed, and whether that is within the thresholds."""
+"""The result of a replay: how many answers are equal, what changed, and whether that is within the thresholds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def parse_thresholds(given: Sequence[str]) -> dict[str, Threshold]:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A difference that so many answers have in common."""
+    """A difference that `count` answers have in common."""
 
     kind: str
     detail: str
@@ -169,7 +169,7 @@ def _percentiles(values: array[float]) -> dict[str, float]:
 
 
 def lines(summary: Summary, shown: Sequence[Outcome], most: int = 20) -> Iterator[str]:
-    """Yield the report for people, with at most so many differences."""
+    """Yield the report for people, with at most `most` differences."""
     for outcome in shown[:most]:
         yield f"#{outcome.number} {outcome.place}: {outcome.kind}: {outcome.detail}"
         if outcome.offset is not None:

@@ -28,7 +28,7 @@ from lmi_handlers.tools.replay.targets import EndpointTarget, Target, UrlTarget
 
 _CONCURRENCY = 8
 _MOST_AT_A_TIME = 64
-"""Requests at a time by default: in a closed loop, and at the times of the recording."""
+"""Default numbers of concurrent requests: in a closed loop, and at the times of the recording."""
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):

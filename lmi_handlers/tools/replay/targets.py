@@ -1,4 +1,4 @@
-"""What is asked in a replay: a server at a URL, or an endpoint on AWS."""
+"""The targets of a replay: a server at a URL, or an endpoint on AWS."""
 
 from __future__ import annotations
 
