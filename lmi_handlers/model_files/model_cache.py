@@ -1,7 +1,8 @@
 """Keeps downloaded models in a folder with a limit. The least recently used ones that nobody uses are deleted first.
 
 Each entry is a folder, with a lock file beside it. Whoever uses the entry holds a shared lock, whoever downloads or
-deletes it an exclusive one. The system releases a lock however its process ends.
+deletes it an exclusive one. The system releases a lock however its process ends. A folder without a lock file is somebody
+else's: it is neither counted nor deleted.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class ModelCache:
         if not path.is_relative_to(self._folder):
             return None
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another process deletes the entry
-            lock = stack.enter_context(self._lock_of(self._folder / path.relative_to(self._folder).parts[0]).open("a"))
+            lock = stack.enter_context(self._lock_of(self._folder / path.relative_to(self._folder).parts[0]).open("r+"))
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if path.is_dir():
                 os.utime(lock.fileno())
@@ -81,7 +82,7 @@ class ModelCache:
 
         `keep` is the entry that they are for; what has arrived of it counts. Raises `ConfigError` with the figures.
         """
-        sizes = {path: _size(path) for path in self._folder.iterdir() if path.is_dir()}
+        sizes = {path: _size(path) for path in self._folder.iterdir() if self._is_entry(path)}
         own = self._folder / f"{keep}{_PARTIAL}"
         name = keep.rpartition("-")[0]
         for path in sorted(sizes, key=self._last_use):
@@ -98,6 +99,9 @@ class ModelCache:
                 f"models there that are in use take {in_gb(taken)}"
             )
         return min(free, free if self._limit is None else self._limit - taken) - size
+
+    def _is_entry(self, path: Path) -> bool:
+        return path.is_dir() and self._lock_of(path).is_file()
 
     def _fits(self, size: int, taken: int) -> bool:
         allowed = self._limit is None or taken + size <= self._limit
