@@ -31,6 +31,8 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.option import text_of
 from lmi_handlers.config.properties import NEAR, ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.complete import check_complete
+from lmi_handlers.model_files.pickled import check_weights
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ def engine_arguments(
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     _check_quantization(arguments)
     _check_alone(arguments, pools=properties.pools)
+    _check_draft(arguments, properties)
     check_offloading(backend, properties, arguments)
     if arguments.distributed_executor_backend == "ray":
         check_requirements(properties, os.environ)
@@ -135,6 +138,14 @@ def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
         raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp, uni or ray")
     if engine_environment.VLLM_DP_SIZE > 1:  # vLLM reads this variable if the option is not set
         raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {ONE_ENGINE}")
+
+
+def _check_draft(arguments: EngineArgs, properties: ServingProperties) -> None:
+    """Raise `ConfigError` if the weights of a draft model on this machine are pickled or cut off, as for the model itself."""
+    draft = arguments.spec_model or (arguments.speculative_config or {}).get("model")
+    if isinstance(draft, str) and (folder := Path(draft)).is_dir():
+        check_complete(folder)
+        check_weights(folder, properties)
 
 
 def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:

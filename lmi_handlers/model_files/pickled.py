@@ -5,7 +5,10 @@ transformers and vLLM load them with `weights_only`, which is meant to run no co
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -46,9 +49,39 @@ def check_adapter_weights(folder: Path, properties: ServingProperties) -> None:
 def _pickled(folder: Path) -> Path | None:
     """Return a pickle file that would be loaded.
 
-    vLLM loads one if there are no safetensors, transformers if there are none of the expected name.
+    vLLM loads one if there are no safetensors, transformers if there are none of the expected name, or if the model's own
+    files name one.
     """
-    expected = any((folder / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))
-    patterns = _PICKLED[:1] if any(folder.glob("*.safetensors")) else _PICKLED
+    if (named := next(_named(folder), None)) is not None:
+        return named
+    has_safetensors = any(folder.glob("*.safetensors"))
+    expected = (folder / "model.safetensors").is_file() or (
+        has_safetensors and (folder / "model.safetensors.index.json").is_file()
+    )
+    patterns = _PICKLED[:1] if has_safetensors else _PICKLED
     found = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
     return None if expected else next(found, None)
+
+
+def _named(folder: Path) -> Iterator[Path]:
+    """Yield the files with weights that config.json and the indexes of safetensors name, and that are no safetensors."""
+    indexes = set(folder.glob("*.safetensors.index.json"))
+    weights = _read(folder / "config.json").get("transformers_weights")
+    if isinstance(weights, str) and weights.endswith(".index.json"):
+        indexes.add(folder / weights)
+    elif isinstance(weights, str) and not weights.endswith(".safetensors"):
+        yield folder / weights
+    for index in sorted(indexes):
+        shards = _read(index).get("weight_map")
+        for shard in shards.values() if isinstance(shards, dict) else ():
+            if isinstance(shard, str) and not shard.endswith(".safetensors"):
+                yield folder / shard
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one if no engine can read it either."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -55,6 +55,40 @@ def test_what_is_refused(tmp_path: Path, names: list[str], refused: str | None) 
     assert "option.allow_pickle=true" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"model.safetensors.index.json": {"weight_map": {"w": "pytorch_model.bin"}}}, "pytorch_model.bin"),
+        ({"model.safetensors.index.json": {"weight_map": {}}}, "pytorch_model.bin"),  # which vLLM would load
+        (
+            {"model.safetensors.index.json": {"weight_map": {"w": "deep/w.bin"}}, "model-1.safetensors": None},
+            "deep/w.bin",
+        ),
+        (
+            {"config.json": {"transformers_weights": "adapter_model.bin"}, "model.safetensors": None},
+            "adapter_model.bin",
+        ),
+        (
+            {
+                "config.json": {"transformers_weights": "deep/x.safetensors.index.json"},
+                "deep/x.safetensors.index.json": {"weight_map": {"w": "w.pt"}},
+                "model.safetensors": None,
+            },
+            "w.pt",
+        ),
+    ],
+)
+def test_the_models_own_files_name_none(tmp_path: Path, files: dict[str, object], named: str) -> None:
+    """An index of safetensors and config.json say which files transformers loads, whatever their format."""
+    folder = write(tmp_path, *files, "pytorch_model.bin")
+    for name, content in files.items():
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    with raises(ConfigError, f"{tmp_path / named} pickle file"):
+        check_weights(folder, ServingProperties())
+    check_weights(folder, ServingProperties(allow_pickle=True))
+
+
 def test_a_format_that_loads_pickles(tmp_path: Path) -> None:
     folder = write(tmp_path, "model.safetensors")
     with pytest.raises(ConfigError, match=r"option\.load_format=pt loads pickle files"):
