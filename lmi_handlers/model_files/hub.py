@@ -12,6 +12,7 @@ from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.model_files.cache_dir import can_write
 from lmi_handlers.model_files.needed import UNUSED, WEIGHTS
+from lmi_handlers.model_files.secure_mode import check_fetched
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _IGNORED = [*UNUSED, *WEIGHTS[1:]]
@@ -100,6 +101,7 @@ def download(
     except OSError as error:
         absent = f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, and"
         raise _unavailable(error, absent, constants.ENDPOINT) from error
+    check_fetched(path)
     return path
 
 

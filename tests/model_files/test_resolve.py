@@ -304,6 +304,26 @@ def test_weights_that_no_engine_needs_are_not_downloaded_from_the_hub(tmp_path: 
     assert gets == names
 
 
+def test_secure_mode_searches_what_was_downloaded_from_the_hub(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "tokenizer_config.json": b'{"chat_template": "x"}'}
+    kind = type("TemplateHub", (Hub,), {"files": files, "gets": set()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        process = start_resolving(
+            "a/b",
+            tmp_path,
+            "weights",
+            HF_ENDPOINT=f"http://127.0.0.1:{hub.server_port}",
+            HF_HUB_CACHE=str(tmp_path / "hub"),
+            NO_PROXY="127.0.0.1",
+            SAGEMAKER_SECURE_MODE="true",
+            SAGEMAKER_SECURITY_CONTROLS="DISALLOW_CHAT_TEMPLATE",
+        )
+        _, err = process.communicate(timeout=120)
+        hub.shutdown()
+    assert says(err.splitlines()[-1], "ConfigError: tokenizer_config.json forbidden DISALLOW_CHAT_TEMPLATE")
+
+
 @pytest.mark.parametrize("weights", [None, "version https://git-lfs.github.com/spec/v1\n"], ids=["none", "pointer"])
 def test_folder_without_weights(tmp_path: Path, weights: str | None) -> None:
     folder = make_folder(tmp_path / "m")
