@@ -34,9 +34,9 @@ from backends.vllm.adapters import EngineAdapters
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.errors import one_line
 from backends.vllm.inputs import engine_input
-from backends.vllm.media import taken_media
+from backends.vllm.media import TakenMedia, taken_media
 from backends.vllm.model_runner import check_buffers, typical_processor
-from backends.vllm.offload import configure_offloading, keeps_salts_apart
+from backends.vllm.offload import configure_offloading, keeps_media_apart, keeps_salts_apart
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from backends.vllm.thinking import caps_thoughts, reasoning_config
@@ -82,6 +82,8 @@ class VLLMBackend(Backend):
         self._waiting_sequences: WaitingSequences[str, EngineInput] = WaitingSequences()
         self._grammars: GrammarCompiler[str] | None = None
         media = taken_media(engine, max_sounds(properties.limit_mm_per_prompt))
+        if not keeps_media_apart(config):
+            media = TakenMedia()
         self._media: MediaPreparer[EngineInput] | None = None
         if media.images or media.sound_rate is not None:
             sounds = None if media.sound_rate is None else PromptSounds(media.sound_rate, properties.max_audio_seconds)

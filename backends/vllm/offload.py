@@ -40,17 +40,26 @@ LEAST = 2**30
 
 _LIBRARY = "lmcache"
 _CONNECTOR = "LMCacheConnectorV1"
-_APART = frozenset(
+_SERVER_CONNECTOR = "LMCacheMPConnector"
+"""Of LMCache as a server of its own."""
+_BY_DIGEST = frozenset(
     {
-        *("OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector", "LMCacheMPConnector"),
+        *("OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"),
         *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"),
         "MultiConnector",
     }
 )
-"""The connectors of vLLM 0.32 that find keys and values by its digests or with the salt, and those that send them by request.
+"""The connectors of vLLM 0.32 that find keys and values by its digests, and those that send them by request.
 
-Others, such as LMCache's and HF3FS's, go by token ids alone: one tenant would find what another has sent.
+Others, such as LMCache's and HF3FS's, go by token ids: one tenant would find what another has sent, and a prompt with an
+adapter or an image what belongs to another adapter or image.
 """
+_BY_SALT = _BY_DIGEST | {_SERVER_CONNECTOR}
+"""Those that know the salt, too."""
+_BY_MEDIA = _BY_DIGEST | {_CONNECTOR}
+"""Those that know images and sounds, too."""
+_OTHERS = ""
+"""Stands for a connector that is not vLLM's own. Whoever has written it knows what it keeps apart."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a folder of the system
 """vLLM keeps its part here."""
 
@@ -72,6 +81,12 @@ def share(free: int, model_bytes: int, engines: int) -> int:
 
 def check_offloading(backend: BackendDeclaration, properties: ServingProperties, arguments: EngineArgs) -> None:
     """Raise `ConfigError` if vLLM cannot do what the options of this `backend` ask for with these arguments."""
+    mixing = next((name for name in _asked_connectors(arguments) if name not in {*_BY_DIGEST, _OTHERS}), None)
+    if arguments.enable_lora and mixing is not None:
+        raise ConfigError(
+            f"option.enable_lora is not supported with {mixing}, which is not known to keep adapters apart "
+            "(option.kv_transfer_config, option.kv_offloading_backend)"
+        )
     auto, file = _asked(backend, properties)
     if file is not None and not _has_lmcache():
         raise ConfigError(f"{FILE} has value {file!r}: LMCache is not installed (pip install lmcache)")
@@ -166,15 +181,30 @@ def own_folder(root: Path) -> Path:
 
 def keeps_salts_apart(config: VllmConfig) -> bool:
     """Tell whether prompts with different `cache_salt` are known to share nothing."""
-    transfer = config.kv_transfer_config
-    return transfer is None or all(name in _APART for name in _connectors(vars(transfer)))
+    return all(name in _BY_SALT for name in _connectors(config.kv_transfer_config))
 
 
-def _connectors(transfer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of a connector and of those in it. One that is not vLLM's own has the name ""."""
-    yield "" if transfer.get("kv_connector_module_path") else transfer.get("kv_connector") or ""
+def keeps_media_apart(config: VllmConfig) -> bool:
+    """Tell whether prompts with different images or sounds are known to share nothing."""
+    return all(name in {*_BY_MEDIA, _OTHERS} for name in _connectors(config.kv_transfer_config))
+
+
+def _connectors(transfer: KVTransferConfig | None) -> Iterator[str]:
+    """Yield the names of a connector and of those in it."""
+    return iter(()) if transfer is None else _names(vars(transfer))
+
+
+def _asked_connectors(arguments: EngineArgs) -> Iterator[str]:
+    """Yield the names of the connectors that these arguments ask for."""
+    yield from _connectors(arguments.kv_transfer_config)
+    if arguments.kv_offloading_size is not None and arguments.kv_offloading_backend == _LIBRARY:
+        yield _SERVER_CONNECTOR
+
+
+def _names(transfer: Mapping[str, Any]) -> Iterator[str]:
+    yield _OTHERS if transfer.get("kv_connector_module_path") else transfer.get("kv_connector") or _OTHERS
     for child in (transfer.get("kv_connector_extra_config") or {}).get("connectors", ()):
-        yield from _connectors(child)
+        yield from _names(child)
 
 
 def _asked(backend: BackendDeclaration, properties: ServingProperties) -> tuple[bool, str | None]:

@@ -164,6 +164,10 @@ def tiny(smol: Smol, tiny_llama: Path) -> Smol:
 # Options
 
 
+def transfer(connector: str, **fields: str) -> str:
+    return json.dumps({"kv_connector": connector, "kv_role": "kv_both", **fields})
+
+
 @pytest.fixture
 def arguments(tmp_path: Path) -> Callable[..., Any]:
     """`arguments(option=value, ...)` returns the arguments for vLLM."""
@@ -237,12 +241,42 @@ def test_seed_is_random_unless_configured(arguments: Callable[..., Any]) -> None
         ),
         ({"lmcache_auto_config": True, "task": "text-embedding"}, "option.lmcache_auto_config option.task"),
         ({"lmcache_config_file": "cache.yaml"}, "option.lmcache_config_file cache.yaml LMCache installed"),
+        (
+            {"enable_lora": True, "extra": {"kv_transfer_config": transfer("LMCacheMPConnector")}},
+            "option.enable_lora LMCacheMPConnector adapters option.kv_transfer_config",
+        ),
+        (
+            {"enable_lora": True, "extra": {"kv_offloading_size": "1", "kv_offloading_backend": "lmcache"}},
+            "option.enable_lora LMCacheMPConnector adapters option.kv_offloading_backend",
+        ),
     ],
 )
 def test_option_that_vllm_rejects(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
     with raises(ConfigError, words) as caught:
         arguments(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_connector_that_keeps_adapters_apart_takes_them(arguments: Callable[..., Any]) -> None:
+    own = {"kv_connector_module_path": "elsewhere"}
+    for text in (transfer("NixlConnector"), transfer("Mine", **own)):
+        assert arguments(enable_lora=True, extra={"kv_transfer_config": text}).enable_lora
+    assert not arguments(extra={"kv_transfer_config": transfer("LMCacheMPConnector")}).enable_lora
+
+
+def test_pickled_weights_of_a_draft_model_are_refused(arguments: Callable[..., Any], tmp_path: Path) -> None:
+    import torch
+
+    (draft := tmp_path / "draft").mkdir()
+    torch.save({}, draft / "pytorch_model.bin")
+    speculation = json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": 1})
+    for extra in ({"speculative_config": speculation}, {"spec_model": str(draft)}):
+        with raises(ConfigError, "pytorch_model.bin pickle file option.allow_pickle"):
+            arguments(extra=extra)
+        assert arguments(extra=extra, allow_pickle=True)
+    (draft / "model.safetensors").write_bytes(b"cut off")
+    with raises(ConfigError, "model.safetensors cut off"):
+        arguments(extra={"speculative_config": speculation})
 
 
 def test_option_that_vllm_does_not_have_is_logged(

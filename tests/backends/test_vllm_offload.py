@@ -76,22 +76,26 @@ def test_each_engine_has_an_empty_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("connector", "inner", "apart"),
+    ("connector", "inner", "salts", "media"),
     [
-        (None, (), True),
-        ("OffloadingConnector", (), True),
-        ("NixlConnector", (), True),
-        ("MultiConnector", ("NixlConnector", "OffloadingConnector"), True),
-        ("MultiConnector", ("NixlConnector", "LMCacheConnectorV1"), False),
-        ("LMCacheConnectorV1", (), False),
-        ("HF3FSKVConnector", (), False),
-        ("ExampleConnector", (), False),
+        (None, (), True, True),
+        ("OffloadingConnector", (), True, True),
+        ("NixlConnector", (), True, True),
+        ("MultiConnector", ("NixlConnector", "OffloadingConnector"), True, True),
+        ("MultiConnector", ("NixlConnector", "LMCacheConnectorV1"), False, True),
+        ("MultiConnector", ("NixlConnector", "LMCacheMPConnector"), True, False),
+        ("LMCacheConnectorV1", (), False, True),
+        ("LMCacheMPConnector", (), True, False),
+        ("HF3FSKVConnector", (), False, False),
+        ("ExampleConnector", (), False, False),
     ],
 )
-def test_salts_are_only_taken_where_they_isolate(connector: str | None, inner: tuple[str, ...], apart: bool) -> None:
+def test_salts_and_media_are_only_taken_where_they_isolate(
+    connector: str | None, inner: tuple[str, ...], salts: bool, media: bool
+) -> None:
     from vllm.config import KVTransferConfig
 
-    from backends.vllm.offload import keeps_salts_apart
+    from backends.vllm.offload import keeps_media_apart, keeps_salts_apart
 
     connectors = [{"kv_connector": name, "kv_role": "kv_both"} for name in inner]
     extra = {"connectors": connectors} if inner else {}
@@ -101,7 +105,7 @@ def test_salts_are_only_taken_where_they_isolate(connector: str | None, inner: t
         else KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra)
     )
     config: Any = SimpleNamespace(kv_transfer_config=transfer)
-    assert keeps_salts_apart(config) is apart
+    assert (keeps_salts_apart(config), keeps_media_apart(config)) == (salts, media)
 
 
 def test_a_connector_of_others_is_not_known_to_isolate() -> None:
