@@ -142,7 +142,7 @@ class RecentReader:
             for number in range(max(seen, count - KEPT), count):
                 slot = os.pread(file.fileno(), _SLOT, _place(number))
                 length = int.from_bytes(slot[:_LENGTH], "little")
-                with contextlib.suppress(msgspec.DecodeError):  # it is being written over
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # it is being written over
                     if length:
                         yield _decoder.decode(slot[_LENGTH : _LENGTH + length])
         self._seen[path] = count

@@ -67,3 +67,12 @@ def test_a_new_worker_keeps_what_the_last_one_left(tmp_path: Path) -> None:
     assert names(reader.read([tmp_path / "recent"])) == ["after", "before"]
     assert names(RecentReader().read([tmp_path / "recent"])) == ["after", "before"]
     recent.close()
+
+
+def test_a_request_that_is_being_written_over_is_left_out(tmp_path: Path) -> None:
+    recent = RecentRequests(tmp_path / "recent")
+    add(recent, "\u00e9", "whole")
+    (file,) = (tmp_path / "recent").iterdir()
+    file.write_bytes(file.read_bytes().replace(b"\xc3\xa9", b"\xc3x"))  # the second half is of another text
+    assert names(RecentReader().read([tmp_path / "recent"])) == ["whole"]
+    recent.close()

@@ -113,13 +113,16 @@ class _Run:
         body = msgspec.json.encode(self._api.body(self._question(item)))
         try:
             async with session.post(
-                self._load.url + self._api.path, data=body, headers={"Content-Type": "application/json"}
+                self._load.url + self._api.path,
+                data=body,
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,  # the headers, and the key among them, go to this server only
             ) as response:
                 if response.status == 200:
                     await self._read(response, timing)
                 else:
-                    text = (await response.text(errors="replace"))[:_LONGEST_ERROR]
-                    timing.error = f"{response.status}: {' '.join(text.split())}"
+                    text = response.headers.get("Location") or await response.text(errors="replace")
+                    timing.error = f"{response.status}: {' '.join(redacted(text[:_LONGEST_ERROR]).split())}"
         except asyncio.TimeoutError:
             timing.error = f"no complete answer within {self._load.timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:

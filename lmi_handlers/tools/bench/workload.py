@@ -89,7 +89,7 @@ def items_of_file(path: Path, output_tokens: Lengths, source: random.Random) -> 
     draw = output_tokens.sampler(source)
     try:
         lines = [msgspec.json.decode(line, type=_Line) for line in path.read_bytes().splitlines() if line.strip()]
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not lines:
         raise ConfigError(f"{path} has no lines")

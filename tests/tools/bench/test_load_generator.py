@@ -98,6 +98,37 @@ def test_the_last_line_of_a_stream_needs_no_end() -> None:
     assert (timing.error, len(timing.arrivals), timing.num_tokens) == (None, 1, 7)
 
 
+def test_redirections_are_not_followed() -> None:
+    """The key would go along, and a POST become a GET, whose answer is another one."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(307)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            asked.append(self.path)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        load = OfferedLoad(
+            url=f"http://127.0.0.1:{server.server_port}",
+            api="openai",
+            model="",
+            items=iter([WORDS]),
+            concurrency=1,
+            requests=1,
+        )
+        (timing,), _ = asyncio.run(send(load))
+        server.shutdown()
+    assert (timing.error, asked) == ("307: /elsewhere", ["/v1/completions"])
+
+
 def test_an_open_loop_does_not_wait_for_answers(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=3\n")
     slow, slower = Item("a b c d e f", 4), Item("a b c d e f", 10)  # one second each, and three
@@ -168,8 +199,9 @@ def test_datasets(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a", "output_tokens": 5}\n\n{"prompt": "b"}\n')
     items = [*islice(items_of_file(file, Lengths("9"), random.Random(0)), 3)]
     assert items == [Item("a", 5), Item("b", 9), Item("a", 5)]
-    for text in ("", "[]", '{"prompt": 1}', "{"):
-        file.write_text(text)
+    deep = "[" * 100_000
+    for text in ("", "[]", '{"prompt": 1}', "{", '{"prompt": "\u00e9"}', f'{{"prompt": "a", "x": {deep}'):
+        file.write_text(text, encoding="latin-1")
         with pytest.raises(ConfigError, match=re.escape(str(file))):
             items_of_file(file, Lengths("9"), random.Random(0))
 
