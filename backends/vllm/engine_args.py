@@ -33,6 +33,7 @@ from lmi_handlers.config.properties import NEAR, ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.pickled import check_weights
+from lmi_handlers.model_files.secure_mode import SecureMode
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +142,20 @@ def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
 
 
 def _check_draft(arguments: EngineArgs, properties: ServingProperties) -> None:
-    """Raise `ConfigError` if the weights of a draft model on this machine are pickled or cut off, as for the model itself."""
+    """Raise `ConfigError` if the weights of a draft model on this machine are pickled or cut off, as for the model itself.
+
+    vLLM itself downloads others, and secure mode cannot search these.
+    """
     draft = arguments.spec_model or (arguments.speculative_config or {}).get("model")
-    if isinstance(draft, str) and (folder := Path(draft)).is_dir():
+    if not isinstance(draft, str):
+        return
+    if (folder := Path(draft)).is_dir():
         check_complete(folder)
         check_weights(folder, properties)
+    elif SecureMode.from_environ(os.environ) is not None:
+        raise ConfigError(
+            f"the draft model {draft} must be a folder in secure mode, because downloads of vLLM are not searched"
+        )
 
 
 def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:

@@ -55,3 +55,15 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
 
     with raises(ConfigError, message):
         LmiDistBackend.check_options(serving_properties(**options))
+
+
+def test_secure_mode_has_nothing_downloaded_that_it_cannot_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.lmi_dist.backend import LmiDistBackend
+
+    monkeypatch.setenv("SAGEMAKER_SECURE_MODE", "true")
+    monkeypatch.setenv("SAGEMAKER_SECURITY_CONTROLS", "DISALLOW_PICKLE_FILES")
+    LmiDistBackend.check_options(serving_properties(speculative_draft_model=str(tmp_path)))
+    with raises(ConfigError, "draft a/b folder secure"):
+        LmiDistBackend.check_options(serving_properties(speculative_draft_model="a/b"))
