@@ -75,7 +75,10 @@ def read_pooler(path: Path) -> Pooler | SpladePooler:
     """Read the pooler of the model in `path`. Raises `ConfigError` that names what is not supported."""
     if not (path / MODULES_FILE).is_file():
         return Pooler()
-    first, *others = _read(path / MODULES_FILE, list[_Module])
+    listed = _read(path / MODULES_FILE, list[_Module])
+    if not listed:
+        raise _unsupported(path / MODULES_FILE, "no module at all")
+    first, *others = listed
     if [first.kind, *(module.kind for module in others)] == ["MLMTransformer", "SpladePooling"] and not first.path:
         return _splade(path / others[0].path / "config.json")
     if first.kind != "Transformer" or first.path:
@@ -220,7 +223,7 @@ def _read_object(file: Path) -> dict[str, Any]:
 def _read(file: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"option.model_id: {file} cannot be read: {error}") from error
 
 

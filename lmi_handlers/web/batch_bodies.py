@@ -115,7 +115,7 @@ class BatchBodies:
         if b"\n" in line:
             try:
                 line = msgspec.json.format(line, indent=0)
-            except msgspec.DecodeError:  # a formatter of the model's writes what it likes
+            except (msgspec.DecodeError, RecursionError):  # a formatter of the model's writes what it likes
                 line = msgspec.json.encode(line.decode(errors="replace"))
         return line + b"\n"
 

@@ -254,6 +254,23 @@ def test_what_is_not_supported_is_named(configs: dict[str, Any], cause: str, tmp
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "cause"),
+    [
+        ("modules.json", b"[]", "asks for no module at all"),
+        ("modules.json", b'[{"type": "\xff"}]', "modules.json cannot be read"),
+        ("Pooling/config.json", b'{"a": "\xff"}', "config.json cannot be read"),
+        ("Pooling/config.json", b'{"a": ' + b"[" * 100_000, "config.json cannot be read"),
+    ],
+    ids=["no module", "modules", "text", "depth"],
+)
+def test_a_file_that_cannot_be_read_is_named(file: str, content: bytes, cause: str, tmp_path: Path) -> None:
+    path = modules(tmp_path / "m", Pooling={})
+    (path / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=cause):
+        read_pooler(path)
+
+
+@pytest.mark.parametrize(
     ("name", "trained", "limit"),
     [("bert", None, MAX_LEN), ("bert", 40, 40), ("roberta", None, MAX_LEN), ("t5", None, 4096)],
 )

@@ -95,13 +95,15 @@ def test_each_of_several_json_lines_is_formatted(tokens: Server) -> None:
 
 def test_what_a_formatter_writes_in_several_lines_stays_one_line_of_a_batch(tokens: Server) -> None:
     records = [{"question": "ab", "parameters": {"max_new_tokens": count}} for count in (2, 1)]
+    records.append({**records[1], "fault": "deep"})
     data = "".join(json.dumps(record) + "\n" for record in records)
     answer = requests.post(
         f"{tokens.url}/invocations", data, headers={"Content-Type": "application/jsonlines"}, timeout=60
     )
-    several, single = map(json.loads, answer.content.splitlines())
+    several, single, deep = map(json.loads, answer.content.splitlines())
     assert [json.loads(line)["text"] for line in several.splitlines()] == ["A", "B"]
     assert single["text"] == "A"
+    assert deep == ("[\n" * 5000).strip()
 
 
 def test_a_formatter_that_raises_ends_its_request(tokens: Server) -> None:

@@ -41,6 +41,8 @@ def write(request_output: TextGenerationOutput) -> str:
         fault(request_output.input.fault, "output")
     if request_output.input.fault == "type":
         return None
+    if request_output.input.fault == "deep":
+        return "[\\n" * 5000
     line = {"id": token.id, "text": shouting.shout(token.text), "logprob": token.log_prob}
     if is_first:
         line["prompt"] = request_output.input.input_text
