@@ -9,7 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from lmi_handlers.config.declaration import BackendDeclaration, LmiHandler
-from lmi_handlers.config.option import DeclaredOption, declared_options
+from lmi_handlers.config.option import BOOLEANS, DeclaredOption, declared_options
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
@@ -105,7 +105,8 @@ def _check_unique(backend: BackendDeclaration, kind: str, names: list[str]) -> N
 def _respelled(options: dict[str, DeclaredOption], backends: list[BackendDeclaration]) -> dict[str, DeclaredOption]:
     """Let `rolling_batch` and `backend` accept every name of a backend, in any case."""
     own = {backend.name.lower(): backend.name for backend in backends}
-    usual = {"true": "auto", "false": "disable", "auto": "auto", "disable": "disable"} | own
+    usual = {word: "auto" if value else "disable" for word, value in BOOLEANS.items()}
+    usual |= {"auto": "auto", "disable": "disable"} | own
     usual |= {word: backend.rolling_batch[0] for backend in backends for word in backend.rolling_batch}
     names = {"auto": "auto"} | own
     names |= {word: backend.name for backend in backends for word in (*backend.rolling_batch, *backend.aliases)}

@@ -215,7 +215,8 @@ def _with_known_backend(loaded: LoadedProperties) -> LoadedProperties:
             declaration(name)
     except ConfigError as error:
         properties = msgspec.structs.replace(loaded.properties, rolling_batch="auto", backend="auto")
-        loaded = loaded.with_mistake(_naming_option(loaded), str(error))
+        key = _naming_option(loaded)
+        loaded = loaded.with_mistake(key, f"{key}: {error}")
         return msgspec.structs.replace(loaded, properties=properties)
     return loaded
 

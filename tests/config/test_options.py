@@ -52,6 +52,8 @@ TRANSFORMERS = declaration("transformers")
         ("rolling_batch", "vLLM", "vllm"),
         ("rolling_batch", "TRTLLM", "trtllm"),
         ("rolling_batch", "Disable", "disable"),
+        ("rolling_batch", "off", "disable"),
+        ("rolling_batch", "yes", "auto"),
         ("backend", "Transformers", "transformers"),
         ("task", "Text-Embedding", "text-embedding"),
         ("backend", "pytorch", "tensorrt_llm"),
