@@ -33,7 +33,8 @@ def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") 
     try:
         return decode(data, kind, prefix=prefix)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidJson(f"the body is not valid JSON: {error}") from error
+        cause = error if memoryview(data).nbytes else "it is empty"
+        raise InvalidJson(f"the body is not valid JSON: {cause}") from error
     except RecursionError as error:
         raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
 

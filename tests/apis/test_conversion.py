@@ -8,8 +8,9 @@ from typing import Literal
 import msgspec
 import pytest
 
+from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.core.conversion import decode
-from lmi_handlers.core.errors import MAX_MESSAGE, InvalidBody
+from lmi_handlers.core.errors import MAX_MESSAGE, InvalidBody, InvalidJson
 
 
 class Body(msgspec.Struct):
@@ -37,3 +38,10 @@ def test_a_wrong_value_is_not_quoted_in_full() -> None:
         with pytest.raises(InvalidBody, match="side: Invalid enum value 'x") as caught:
             decode(json.dumps({"side": value}).encode(), Body)
         assert len(caught.value.message) == MAX_MESSAGE
+
+
+def test_an_empty_body_is_called_empty() -> None:
+    with pytest.raises(InvalidJson, match="empty"):
+        decode_typed(b"", Body)
+    with pytest.raises(InvalidJson, match="truncated"):
+        decode_typed(b"{", Body)
