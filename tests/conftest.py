@@ -238,6 +238,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+TESTS = Path(__file__).parent
+
 _MAY_BE_LONG = re.compile(r"mark\.(long|needs)|model_server|\.MARKS")
 
 
@@ -258,6 +260,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each test process begin its collection at another module, so that they do not all compile the same ones."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or [Path(path).resolve() for path in config.args] != [TESTS]:
+        return
+    modules = sorted(str(path) for path in TESTS.glob("*/**/test_*.py"))
+    begin = int(worker.removeprefix("gw")) * len(modules) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    config.args = modules[begin:] + modules[:begin]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave garbage while tests are collected. There is little, and looking for it would take a quarter of the time."""
@@ -272,7 +284,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests that need an optional library as `long`, and tests that use the real model as `model`.
 
     Tests with the same id are an error of their collection, and so are long tests in a module that does not look so.
+    The order is the same in all test processes.
     """
+    items.sort(key=lambda item: str(item.path))
     for nodeid in repeated(item.nodeid for item in items):
         cause = f"several tests have the id {nodeid}, and only one of them would run"
         config.hook.pytest_collectreport(report=pytest.CollectReport(nodeid, "failed", cause, []))
