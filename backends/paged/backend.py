@@ -36,6 +36,7 @@ from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.thinking import ThinkingMarks
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ LEAST_EXTRA_TOKENS = 8
 IDLE_SECONDS = 1.0
 """Time without sequences after which the memory of unused blocks is given back."""
 WARM_UP_TOKENS = 64
+_WARM_UP_SAMPLING = SamplingParams(logprobs=1)
 UNUSED_SECONDS = 60.0
 """Time after which a cached prefix that nobody has used no longer keeps its memory, if the engine is idle."""
 
@@ -155,7 +157,7 @@ class PagedBackend(Backend):
         )
 
     def warm_up(self) -> None:
-        """Compute a prompt and a token, so that the first request need not wait for caches to be filled.
+        """Compute a prompt and a token, so that the first request need not wait until caches are filled and modules imported.
 
         Both are done twice, and the second time is measured. Does nothing if prompts cannot be computed in parts.
         """
@@ -168,7 +170,8 @@ class PagedBackend(Backend):
         sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
         chunks = SequenceChunk(sequence, 0, [0] * length, 1), SequenceChunk(sequence, length, [0], 1)
         for chunk in chunks:
-            self._runner.forward([chunk])
+            logits = self._runner.forward([chunk])
+            sample_drafts(logits, [SamplerState(_WARM_UP_SAMPLING, [0], frozenset())], [[]])
         for chunk, num_generating, num_extra_tokens in zip(chunks, (0, 1), (length, 0), strict=True):
             began = time.monotonic()
             self._runner.forward([chunk])

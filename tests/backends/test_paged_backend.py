@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from facts import raises
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from paged_runner import StoredTokensBackend, StoredTokensRunner
+from paths import ROOT
 from waiting import wait_until
 
 from backends.paged import backend as paged_backend
@@ -357,6 +361,27 @@ def test_warm_up_leaves_nothing_behind() -> None:
     assert backend.counters.prefix_cache_queries == 0
     item = request("r", [0] * 20, max_tokens=5, temperature=0.0)
     assert tokens(run(backend, [item])["r"]) == tokens(run(make_backend(StoredTokensRunner(20)), [item])["r"])
+
+
+FIRST_REQUEST = """
+import sys
+from test_paged_backend import StoredTokensRunner, make_backend, request, run
+
+backend = make_backend(StoredTokensRunner(20))
+backend.warm_up()
+imported = set(sys.modules)
+run(backend, [request("first", [0] * 20, max_tokens=5, logprobs=2, seed=1)])
+print(sorted(set(sys.modules) - imported))
+"""
+
+
+def test_the_first_request_imports_nothing() -> None:
+    folders = [str(ROOT / "tests" / "backends"), str(ROOT / "tests" / "support")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_REQUEST], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_idle_engine_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
