@@ -7,13 +7,19 @@ one kind of number, and some clients write all of theirs with a point. TGI's own
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+import re
+from typing import Any, TypeVar
 
 import msgspec
 
+from lmi_handlers.core.allowed_values import allowed_values
 from lmi_handlers.core.errors import InvalidBody
 
 T = TypeVar("T")
+
+_OTHER_VALUE = re.compile(r"(Invalid value|Invalid enum value) (.*)", re.DOTALL)
+_SHOWN = 100
+"""Characters of a value that is not allowed."""
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
@@ -22,13 +28,13 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         if not _met_a_float(error):
-            raise conversion_error(error, prefix=prefix) from error
+            raise conversion_error(error, kind, prefix=prefix) from error
         refusal = str(error)  # not the error, whose traceback would hold the body
     try:
         with_integers = msgspec.json.Decoder(object, float_hook=_Numbers(refusal)).decode(data)
         return msgspec.json.decode(msgspec.json.encode(with_integers), type=kind)
     except msgspec.ValidationError as error:
-        raise conversion_error(error, prefix=prefix) from error
+        raise conversion_error(error, kind, prefix=prefix) from error
 
 
 def convert(value: object, kind: type[T], *, prefix: str = "") -> T:
@@ -37,15 +43,24 @@ def convert(value: object, kind: type[T], *, prefix: str = "") -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         if not _met_a_float(error):
-            raise conversion_error(error, prefix=prefix) from error
+            raise conversion_error(error, kind, prefix=prefix) from error
     return decode(msgspec.json.encode(value), kind, prefix=prefix)
 
 
-def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
-    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field."""
+def conversion_error(error: msgspec.ValidationError, kind: Any, *, prefix: str = "") -> InvalidBody:
+    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field.
+
+    `kind` is the type of the whole. Where it allows certain values only, the message lists them.
+    """
     text = str(error).replace(" - at `key` in `$", " as a name - at `$")
     message, _, path = text.rpartition(" - at `$") if " - at `$" in text else (text, "", "")
-    field = (prefix + path.rstrip("`")).lstrip(".")
+    path = path.rstrip("`")
+    if (wrong := _OTHER_VALUE.fullmatch(message)) is not None:
+        given, allowed = wrong[2], allowed_values(kind, path)
+        if allowed and given not in map(repr, allowed):  # it may be allowed elsewhere, in another struct of a union
+            shown = f"{given[:_SHOWN]}..." if len(given) > _SHOWN else given
+            message = f"{wrong[1]} {shown}: must be one of {', '.join(allowed)}"
+    field = (prefix + path).lstrip(".")
     return InvalidBody(message, field=field or None)
 
 

@@ -125,7 +125,7 @@ class SpeechDialect(Dialect):
         try:
             body = msgspec.convert(fields, self.body, strict=False)
         except msgspec.ValidationError as error:
-            raise conversion_error(error) from error
+            raise conversion_error(error, self.body) from error
         if body.model not in (*NOBODYS_MODEL, *self._names):
             raise ModelNotFound(f"The model {str(body.model)[:200]!r} does not exist")
         if isinstance(body, TranscriptionBody):

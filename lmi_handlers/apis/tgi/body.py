@@ -163,7 +163,7 @@ def convert_body(value: object, kind: type[Body]) -> tuple[Body, tuple[str, ...]
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise conversion_error(error) from error
+        raise conversion_error(error, kind) from error
     seed = body.parameters.seed
     if seed is not None and seed >= 2**64:  # too large a bound for msgspec
         raise InvalidBody("Expected `int` < 2**64", field="parameters.seed")

@@ -1,0 +1,60 @@
+"""Finds the values that a type allows at a place in JSON, for errors about another one."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import inspect
+
+_MOST = 30
+"""A longer list would hide the cause."""
+
+_STEP = re.compile(r"\.(\w+)|\[(?:\d+|\.\.\.)\]")
+
+_type_info = functools.cache(inspect.type_info)  # a few milliseconds for a large body
+
+
+def allowed_values(kind: Any, path: str) -> list[str]:
+    """Return the values of an enumeration, or of a union's tag, at a path such as `.messages[0].role` in a `kind`.
+
+    Returns an empty list if there are none, or too many for a message.
+    """
+    found = [*_members(_type_info(kind))]
+    for step in _STEP.finditer(path):
+        found = [member for each in found for inner in _inner(each, step[1]) for member in _members(inner)]
+    values = dict.fromkeys(str(value) for each in found for value in _values(each))
+    return [*values] if len(values) <= _MOST else []
+
+
+def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.Metadata):
+        yield from _members(kind.type)
+    elif isinstance(kind, inspect.UnionType):
+        for each in kind.types:
+            yield from _members(each)
+    else:
+        yield kind
+
+
+def _inner(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
+    """Yield the types of a struct's field or, if that is None, of the items of a list or of an object."""
+    if isinstance(kind, inspect.StructType) and field is not None:
+        if field == kind.tag_field:
+            yield inspect.LiteralType((kind.tag,))
+        yield from (each.type for each in kind.fields if each.encode_name == field)
+    elif isinstance(kind, inspect.CollectionType) and field is None:
+        yield kind.item_type
+    elif isinstance(kind, inspect.TupleType) and field is None:
+        yield from kind.item_types
+    elif isinstance(kind, inspect.DictType) and field is None:
+        yield kind.value_type
+
+
+def _values(kind: inspect.Type) -> Iterator[object]:
+    if isinstance(kind, inspect.LiteralType):
+        yield from kind.values
+    elif isinstance(kind, inspect.EnumType):
+        yield from (member.value for member in kind.cls)
