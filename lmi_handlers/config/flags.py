@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,6 +13,9 @@ from lmi_handlers.config.environment import DeclaredVariable, all_variables
 from lmi_handlers.config.server_settings import ServerSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+"""A link to another page of the documentation, which a terminal would not show as one."""
 
 FLAGS = {item.variable.flag: item for item in all_variables(ServerSettings) if item.variable.flag}
 """The settings that commands can set, by the names of their options."""
@@ -39,9 +43,10 @@ def overridden(given: Mapping[str, object]) -> dict[str, str]:
 def _option(declared: DeclaredVariable) -> Callable[[F], F]:
     variable = declared.variable
     names = (variable.flag, variable.name)
+    plain = _LINK.sub(r"\1", variable.help)
     if bool in declared.types:
-        return click.option(*names, is_flag=True, flag_value="true", type=str, default=None, help=variable.help)
-    return click.option(*names, type=_type(declared), metavar=variable.metavar, help=variable.help)
+        return click.option(*names, is_flag=True, flag_value="true", type=str, default=None, help=plain)
+    return click.option(*names, type=_type(declared), metavar=variable.metavar, help=plain)
 
 
 def _type(declared: DeclaredVariable) -> click.ParamType[Any]:

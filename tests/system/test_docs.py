@@ -76,6 +76,7 @@ def test_backends_md_is_up_to_date() -> None:
 def test_commands_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     assert page == commands_page(), "run: python docs/site/commands_page.py > docs/commands.md"
+    assert "](" not in page, "`--help` shows links as they are written"
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
