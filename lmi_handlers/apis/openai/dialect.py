@@ -82,7 +82,7 @@ TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"na
 
 _OTHER_PART = re.compile(
     r"(?P<field>messages\[\d+\]\.content\[\d+\])\.type: "
-    r"Invalid value '(?P<kind>video_url|input_video|file)'"
+    r"Invalid value '(?P<kind>video_url|input_video|file)': must be one of .*"
 )
 
 NO_INFILL = "is not supported by this model: its tokenizer has no tokens for filling in the middle"
