@@ -22,7 +22,7 @@ FORM = "multipart/form-data"
 _MAX_VALUES = 10_000
 """Values in a JSON body. `MAX_ITEMS` texts with their parameters need a fraction of it."""
 
-_MAX_COMMAS = 1_000_000
+MAX_COMMAS = 1_000_000
 """Commas in a CSV body, which may all be in its texts: these have no more characters together."""
 
 _FIELDS = ("inputs", "parameters", "options")
@@ -106,8 +106,8 @@ def _decode_json(data: bytes) -> object:
 
 def _decode_csv(text: str) -> dict[str, Any]:
     """Decode no more than a request may have: each line would become an object, and each comma a field of it."""
-    if text.count(",") > _MAX_COMMAS:
-        raise PayloadTooLarge(f"the body has more than {_MAX_COMMAS} commas", code="too_many_values")
+    if text.count(",") > MAX_COMMAS:
+        raise PayloadTooLarge(f"the body has more than {MAX_COMMAS} commas", code="too_many_values")
     body = named_rows(text, MAX_ITEMS + 1)
     if len(body["inputs"]) > MAX_ITEMS:
         raise InvalidRequest(f"must have at most {MAX_ITEMS} items", field="inputs")

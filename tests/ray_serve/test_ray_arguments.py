@@ -59,4 +59,4 @@ def test_each_mistake_of_the_configuration_is_a_line(model_dir: Path) -> None:
     done = ended(*command, folder=model_dir, environ=ENVIRON)
     assert done.returncode == 1
     errors = [line for line in done.stderr.decode().splitlines() if line.startswith("lmi: error: ")]
-    assert [line.split()[2] for line in errors[:3]] == ["option.dtype", "batch_size", "unknown"]
+    assert [line.split()[2] for line in errors[:3]] == ["option.dtype", "batch_size", "option.rolling_batch:"]

@@ -22,7 +22,7 @@ from lmi_handlers.metrics import keys
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
 from lmi_handlers.serving import continuation, conversation, served, shadow
-from lmi_handlers.tasks import lengths, task
+from lmi_handlers.tasks import body, lengths, task
 from lmi_handlers.text import template_budget
 from lmi_handlers.web import api_keys, forms, receipt, web_socket
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
@@ -43,6 +43,7 @@ FIXED: dict[str, float] = {
     "long side of an image, relative to the short one": images.MAX_ASPECT_RATIO,
     "inputs for a [task](tasks.md)": task.MAX_ITEMS,
     "characters of all texts for a task": lengths.MAX_CHARACTERS,
+    "commas of a CSV body for a task": body.MAX_COMMAS,
     "length of a sound to classify": constant("lmi_handlers/tasks/media.py", "MAX_SECONDS"),
     "length of all sounds of a request": constant("backends/sounds.py", "MAX_SECONDS"),
     "bytes of a sound": constant("backends/sounds.py", "MAX_BYTES") * 2**20,

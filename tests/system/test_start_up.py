@@ -385,7 +385,7 @@ def test_what_cannot_be_read_hides_no_other_mistake(tmp_path: Path, both: Both) 
     assert [error.partition(" ")[0] for error in ended.errors] == [
         "option.dtype",
         "option.max_rolling_batch_size",
-        "unknown",
+        "option.rolling_batch:",
         "option.model_id:",
         "option.chat_template=no.jinja",
     ]
