@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8080
-# Tests also wait for servers: more than twice as many as the two cores of a small machine.
-JOBS ?= 5
+# Tests also wait for servers: twice as many as the two cores of a small machine. More are no faster, and take more memory.
+JOBS ?= 4
 # More of pytest's arguments, for example ONLY=tests/web or ONLY=--last-failed.
 ONLY ?=
 BIN := $(VENV)/bin
