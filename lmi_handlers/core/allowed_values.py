@@ -24,7 +24,8 @@ def allowed_values(kind: Any, path: str) -> list[str]:
     """
     found = [*_members(_type_info(kind))]
     for step in _STEP.finditer(path):
-        found = [member for each in found for inner in _inner(each, step[1]) for member in _members(inner)]
+        inner = (member for each in found for kind in _inner(each, step[1]) for member in _members(kind))
+        found = [*{id(member): member for member in inner}.values()]  # once each, however deep a recursive type goes
     values = dict.fromkeys(str(value) for each in found for value in _values(each))
     return [*values] if len(values) <= _MOST else []
 

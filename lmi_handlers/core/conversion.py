@@ -55,13 +55,14 @@ def conversion_error(error: msgspec.ValidationError, kind: Any, *, prefix: str =
     text = str(error).replace(" - at `key` in `$", " as a name - at `$")
     message, _, path = text.rpartition(" - at `$") if " - at `$" in text else (text, "", "")
     path = path.rstrip("`")
+    field, given = (prefix + path).lstrip(".") or None, None
     if (wrong := _OTHER_VALUE.fullmatch(message)) is not None:
         given, allowed = wrong[2], allowed_values(kind, path)
         if allowed and given not in map(repr, allowed):  # it may be allowed elsewhere, in another struct of a union
             shown = f"{given[:_SHOWN]}..." if len(given) > _SHOWN else given
             message = f"{wrong[1]} {shown}: must be one of {', '.join(allowed)}"
-    field = (prefix + path).lstrip(".")
-    return InvalidBody(message, field=field or None)
+        given = given[:_SHOWN].strip("'")
+    return InvalidBody(message, field=field, given=given)
 
 
 def _met_a_float(error: msgspec.ValidationError) -> bool:

@@ -164,9 +164,16 @@ class InvalidJson(InvalidRequest):
 
 
 class InvalidBody(InvalidRequest):
-    """The body is JSON, but a field is missing or has the wrong type."""
+    """The body is JSON, but a field is missing or has the wrong type.
+
+    `given` is the field's value, perhaps cut, if only certain others are allowed.
+    """
 
     code = "invalid_body"
+
+    def __init__(self, message: str, *, field: str | None = None, given: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.given = given
 
 
 class InvalidChat(InvalidRequest):

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.files import own_temporary_folder, write_whole
 from lmi_handlers.sessions import store
 
-_EXPIRATION = 1200
-_MAX_SESSIONS = 10_000
-_MAX_SESSION_SIZE = 1 << 30
+_DEFAULTS = ServingProperties()
 _MAX_NAME = 255
 
 
@@ -92,9 +91,9 @@ class SessionManager:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.sessions_path = properties.get("sessions_path") or str(own_temporary_folder("djl_sessions"))
-        self.expiration = int(properties.get("sessions_expiration", _EXPIRATION))
-        self._max_size = int(properties.get("max_session_size", _MAX_SESSION_SIZE))
-        limit = int(properties.get("max_sessions", _MAX_SESSIONS))
+        self.expiration = int(properties.get("sessions_expiration", _DEFAULTS.sessions_expiration))
+        self._max_size = int(properties.get("max_session_size", _DEFAULTS.max_session_size))
+        limit = int(properties.get("max_sessions", _DEFAULTS.max_sessions))
         self._store = store.SessionStore(Path(self.sessions_path), expiration=self.expiration, limit=limit)
 
     def create_session(self) -> Session:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.complete import check_json
 
 _PICKLED = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth")
 _FORMATS = ("npcache", "pt")
@@ -79,7 +80,10 @@ def _named(folder: Path) -> Iterator[Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if no engine can read it either."""
+    """Return the object in a JSON file, or an empty one if no engine can read it either. Raises `ConfigError`."""
+    if not file.is_file():
+        return {}
+    check_json(file)
     try:
         found = json.loads(file.read_bytes())
     except (OSError, RecursionError, ValueError):

@@ -53,7 +53,16 @@ class Bag(msgspec.Struct, tag_field="kind", tag="bag"):
     closed_by: Cord | None = None
 
 
+class Left(msgspec.Struct, tag_field="kind", tag="left"):
+    inner: list[Left | Right] = []
+
+
+class Right(msgspec.Struct, tag_field="kind", tag="right"):
+    inner: list[Left | Right] = []
+
+
 class Shapes(Body):
+    sides: list[Left | Right] = []
     containers: list[Box | Bag] = []
     color: Color = Color.RED
     shape: Circle | Square | None = None
@@ -118,6 +127,14 @@ def test_values_that_are_allowed_are_listed(body: dict[str, object], message: st
     with pytest.raises(InvalidBody) as caught:
         decode(json.dumps(body).encode(), Shapes)
     assert str(caught.value) == message
+
+
+def test_a_body_that_is_nested_deeply_costs_no_more_for_each_level() -> None:
+    deep: dict[str, object] = {"kind": "up"}
+    for _ in range(100):
+        deep = {"kind": "left", "inner": [deep]}
+    with pytest.raises(InvalidBody, match=r"kind: Invalid value 'up': must be one of left, right$"):
+        decode(json.dumps({"sides": [deep]}).encode(), Shapes)
 
 
 def test_an_empty_body_is_called_empty() -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import QueueFull
-from lmi_handlers.custom_code import sessions
 from lmi_handlers.custom_code.sessions import Session, SessionManager
 
 
@@ -29,12 +27,6 @@ def other(properties: dict[str, str], session: Session) -> Session:
     found = SessionManager(properties).get_session(session.session_id)
     assert found is not None
     return found
-
-
-def test_defaults_are_those_of_the_options() -> None:
-    options = ServingProperties()
-    assert options.sessions_expiration == sessions._EXPIRATION
-    assert (options.max_sessions, options.max_session_size) == (sessions._MAX_SESSIONS, sessions._MAX_SESSION_SIZE)
 
 
 def test_values_of_any_type_are_shared(properties: dict[str, str], session: Session) -> None:

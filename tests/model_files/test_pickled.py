@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def write(folder: Path, *names: str) -> Path:
     for name in names:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        file.write_text("{}" if file.suffix == ".json" else "")
     return folder
 
 
@@ -87,6 +88,13 @@ def test_the_models_own_files_name_none(tmp_path: Path, files: dict[str, object]
     with raises(ConfigError, f"{tmp_path / named} pickle file"):
         check_weights(folder, ServingProperties())
     check_weights(folder, ServingProperties(allow_pickle=True))
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"transformers_weights": "x.index.json"}')
+    for name in ("x.index.json", "model.safetensors.index.json"):
+        os.mkfifo(tmp_path / name)  # reading it would wait for ever
+    check_weights(write(tmp_path, "model.safetensors"), ServingProperties())
 
 
 def test_a_format_that_loads_pickles(tmp_path: Path) -> None:

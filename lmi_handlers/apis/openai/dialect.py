@@ -80,10 +80,9 @@ NOBODYS_MODEL = (None, "", "tgi")
 TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
 """For models whose chat template does not support tools. A request's `tool_prompt` takes precedence."""
 
-_OTHER_PART = re.compile(
-    r"(?P<field>messages\[\d+\]\.content\[\d+\])\.type: "
-    r"Invalid value '(?P<kind>video_url|input_video|file)': must be one of .*"
-)
+_PART_TYPE = re.compile(r"(messages\[\d+\]\.content\[\d+\])\.type")
+_OTHER_PARTS = frozenset({"video_url", "input_video", "file"})
+"""Types of parts that OpenAI or vLLM has, but no engine here."""
 
 NO_INFILL = "is not supported by this model: its tokenizer has no tokens for filling in the middle"
 
@@ -392,12 +391,10 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
 
 def _unsupported_part(error: InvalidBody) -> UnsupportedFeature | None:
     """Return the error for a part of a message that OpenAI or vLLM has, but no engine here."""
-    found = _OTHER_PART.fullmatch(str(error))
-    if found is None:
+    part = _PART_TYPE.fullmatch(error.field or "")
+    if part is None or error.given not in _OTHER_PARTS:
         return None
-    return UnsupportedFeature(
-        f"{found['kind']} is not supported: messages have text, images and sounds", field=found["field"]
-    )
+    return UnsupportedFeature(f"{error.given} is not supported: messages have text, images and sounds", field=part[1])
 
 
 def check_length(
