@@ -25,12 +25,18 @@ from lmi_handlers.engine.outbox import join_runs
 from lmi_handlers.workers.channel import MessageTooLong
 from lmi_handlers.workers.host import Host, WorkerConnection
 
+_UNREAD = 1 << 14
+"""Maximum bytes that wait in the kernel for a web worker: a step of some hundred sequences. The kernel would hold a dozen
+steps, which the worker would have to render and send one by one; only what waits here is joined."""
+
 
 class EngineConnection(WorkerConnection[EngineMessage, WorkerMessage]):
     """Puts what a web worker sends into the loop's inbox, and sends it one message per step, or less if it falls behind."""
 
     def __init__(self, sock: socket.socket, inbox: Inbox, patience: float) -> None:
-        super().__init__(engine_end(sock), patience)
+        channel = engine_end(sock)
+        channel.limit_unread(_UNREAD)
+        super().__init__(channel, patience)
         self._inbox = inbox
         self._numbers = itertools.count(1)
         self._syncs: dict[int, threading.Event] = {}

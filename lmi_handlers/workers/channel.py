@@ -71,6 +71,10 @@ class Channel(Generic[Sent, Received]):
         limit = struct.pack("ll", int(whole), int(rest * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    def limit_unread(self, size: int) -> None:
+        """Let writes block once about `size` bytes, and as many of the kernel's own, wait for the other end to read."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
     def send(self, message: Sent) -> None:
         """Write one message, which may block forever. Raises `OSError` if the other end is gone, `MessageTooLong`."""
         self.send_frame(self.frame(message))

@@ -22,12 +22,14 @@ from waiting import wait_until
 from lmi_handlers.core.errors import (
     RequestFailed,
 )
+from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.loop import Disconnected, Inbox
 from lmi_handlers.engine.messages import (
     Loading,
     Outputs,
+    SequenceOutput,
     Submit,
     Sync,
     Synced,
@@ -123,6 +125,21 @@ def test_worker_that_does_not_read_is_disconnected_and_its_places_are_freed(
         wait_until(lambda: len(engine.server._connections) == 1, timeout=60)
     assert says(caplog.text, "web worker not read disconnecting")
     assert_engine_is_free(client)
+
+
+def test_only_a_few_steps_wait_in_the_kernel_for_a_worker_that_falls_behind(tmp_path: Path) -> None:
+    server = WorkerServer(tmp_path / "engine.sock", queue.SimpleQueue())
+    step = Outputs([SequenceOutput(1, 0, TokenOutput(request_id="", token_ids=[1] * 4_000), 0.0)])
+    with worker_connection(tmp_path / "engine.sock"):
+        wait_until(lambda: server._connections)
+        (connection,) = server._connections
+        written = 0
+        with contextlib.suppress(AssertionError):  # the writer waits for the worker, and the next steps can be joined
+            while written < 100:
+                connection.send(step)
+                wait_until(connection._waiting.empty, timeout=2)
+                written += 1
+    assert 0 < written < 25
 
 
 def test_disconnected_workers_leave_no_threads_or_file_descriptors_behind(tmp_path: Path) -> None:
