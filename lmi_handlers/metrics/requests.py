@@ -1,4 +1,4 @@
-"""A web worker's metrics: each request is counted once, at its end; tokens are counted as they are generated."""
+"""A web worker's metrics: each request is counted once, at its end; tokens are counted while they are generated."""
 
 from __future__ import annotations
 
@@ -101,16 +101,12 @@ class RequestMetrics:
         """Return the labels that name the model, and its use by each API key and tenant."""
         return self._name, self._users[series].values()
 
-    def generated(self, tokens: int, gap: float | None, *, shared: bool = False) -> None:
-        """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first.
-
-        The engine counts those of `shared` answers, because several requests get them.
-        """
+    def generated(self, tokens: int, gaps: Iterable[tuple[float, int]]) -> None:
+        """Count new `tokens`. `gaps` are seconds per token since a sequence's previous tokens, each for so many tokens."""
         with self._lock:
-            if not shared:
-                self._cells.add(catalogue.GENERATION_TOKENS, tokens)
-            if gap is not None:
-                self._cells.observe(gap / tokens, catalogue.INTER_TOKEN_LATENCY, times=tokens)
+            self._cells.add(catalogue.GENERATION_TOKENS, tokens)
+            for gap, times in gaps:
+                self._cells.observe(gap, catalogue.INTER_TOKEN_LATENCY, times=times)
 
     def responded(self, status: int) -> None:
         """Count a response, whatever it answers."""

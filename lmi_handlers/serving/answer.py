@@ -20,6 +20,7 @@ from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.serving.shadow import Sample
+from lmi_handlers.serving.token_counts import TokenCounts
 from lmi_handlers.text.sequence import SequenceText
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,6 @@ class Answer:
         self._texts = texts
         self._samples = formatter.request.sampling_params.n
         self.usage = usage
-        self._metrics = metrics
         self._alias = parsed.alias
         self._rewriter = parsed.rewriter
         self._on_complete = parsed.on_complete
@@ -97,8 +97,7 @@ class Answer:
         self._keep_alive = keep_alive if formatter.streams else math.inf
         self._sample = sample
         self._size = 0
-        self._token_times: list[float | None] = [None] * len(texts)
-        self._token_counts = [0] * len(texts)
+        self._counts = TokenCounts(len(texts), metrics, shared=generation.shared)
         self._chunks = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -158,6 +157,7 @@ class Answer:
                 last = self._formatter.error(self.failure)
             finally:
                 self._close_formatter()
+                self._counts.flush()
                 self._note_last_token()
                 self._note_meter()
                 self.usage.joined, self.usage.paid = generation.joined, generation.paid
@@ -183,10 +183,7 @@ class Answer:
             self._formatter.cached_tokens = usage.cached_tokens
         if tokens := len(output.token_ids):
             usage.generated_tokens += tokens
-            self._token_counts[item.index] += tokens
-            previous, self._token_times[item.index] = self._token_times[item.index], now
-            gap = None if previous is None else now - previous
-            self._metrics.generated(tokens, gap, shared=self._generation.shared)
+            self._counts.add(item.index, tokens, now)
         size = _size(output)
         self._size += size
         # The last record of a stream may repeat every token.
@@ -194,7 +191,7 @@ class Answer:
         delta = self._delta(item, is_large=is_large)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
-            usage.longest_sequence = max(usage.longest_sequence, self._token_counts[item.index])
+            usage.longest_sequence = max(usage.longest_sequence, self._counts.of_sequence[item.index])
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
         if self._on_complete is not None:
@@ -230,8 +227,8 @@ class Answer:
 
     def _note_last_token(self) -> None:
         """Embeddings and scores have no tokens: they have arrived at once."""
-        usage, times = self.usage, [known for known in self._token_times if known is not None]
-        usage.last_token_time = max(times) - usage.started if times else usage.first_token_time
+        usage, last = self.usage, self._counts.last_time
+        usage.last_token_time = usage.first_token_time if last is None else last - usage.started
 
     def _note_meter(self) -> None:
         if (meter := self._generation.meter) is not None:
