@@ -6,9 +6,10 @@ r"""OpenAI's chat completions.
 
 The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients
 drop text that comes with either one. Both have "" as content, as in vLLM and TGI, because clients add up the contents.
-Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to use. The field is omitted if there is
-no reasoning. If the request has `functions`, the older form of `tools`, a call is in `function_call`. A message has at
-most one there, so any others that the model writes are left out.
+Reasoning is in `reasoning_content`, the name that DeepSeek, SGLang and older versions of vLLM use, and again in
+`reasoning`, vLLM's newer one. Both are omitted if there is no reasoning. If the request has `functions`, the older
+form of `tools`, a call is in `function_call`. A message has at most one there, so any others that the model writes
+are left out.
 
 Source: OpenAI's API reference.
 """
@@ -217,16 +218,22 @@ class _Message:
         content = self._content if self._content or not (self._functions or self._reasoning) else None
         reasoning = self._reasoning if self._reasoning and options.include_reasoning else UNSET
         if not self._functions:
-            return schemas.TextMessage("assistant", content, reasoning)
+            return schemas.TextMessage("assistant", content, reasoning, reasoning)
         calls = [
             schemas.ToolCall(choice.call_id(index), "function", function)
             for index, function in enumerate(self._functions)
         ]
         if options.one_function:
             return schemas.FunctionCallMessage(
-                role="assistant", content=content, reasoning_content=reasoning, function_call=self._functions[0]
+                role="assistant",
+                content=content,
+                reasoning_content=reasoning,
+                reasoning=reasoning,
+                function_call=self._functions[0],
             )
-        return schemas.ToolCallMessage(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
+        return schemas.ToolCallMessage(
+            role="assistant", content=content, reasoning_content=reasoning, reasoning=reasoning, tool_calls=calls
+        )
 
 
 class ChatSseFormatter(ChatFormatter):
@@ -247,7 +254,8 @@ class ChatSseFormatter(ChatFormatter):
         message = choice.feed(delta)
         parts = []
         if message.reasoning and self.options.include_reasoning:
-            parts.append(schemas.ChatCompletionDelta(reasoning_content=message.reasoning))
+            thoughts = message.reasoning
+            parts.append(schemas.ChatCompletionDelta(reasoning_content=thoughts, reasoning=thoughts))
         if message.content:
             parts.append(schemas.ChatCompletionDelta(content=message.content))
         parts += self._call_parts(choice, message.tool_calls)

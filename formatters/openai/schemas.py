@@ -85,11 +85,15 @@ class ToolCall(Response):
 
 
 class TextMessage(Response):
-    """A text message. `content` is null if the answer ended during the reasoning, which is in `reasoning_content`."""
+    """A text message. `content` is null if the answer ended during the reasoning.
+
+    The reasoning is in `reasoning_content`, and again in `reasoning`, its newer name in vLLM.
+    """
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ToolCallMessage(Response, kw_only=True):
@@ -98,6 +102,7 @@ class ToolCallMessage(Response, kw_only=True):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall]
 
 
@@ -107,6 +112,7 @@ class FunctionCallMessage(Response, kw_only=True):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     function_call: FunctionCall
 
 
@@ -167,6 +173,7 @@ class ChatCompletionDelta(Response, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[DeltaToolCall] | UnsetType = UNSET
     function_call: Function | UnsetType = UNSET

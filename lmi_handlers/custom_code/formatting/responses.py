@@ -56,6 +56,7 @@ class Message(JsonObject):
     tool_calls = None
     function_call = None
     reasoning_content = None
+    reasoning = None
 
 
 class SentEvent(str, Response):
