@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from backends import BACKENDS, declaration
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.environment import all_variables
-from lmi_handlers.config.no_effect import NO_EFFECT
+from lmi_handlers.config.no_effect import NO_EFFECT, TGI_NO_EFFECT
 from lmi_handlers.config.not_provided import NOT_PROVIDED
 from lmi_handlers.config.option import DeclaredField, DeclaredOption, text_of
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
@@ -74,7 +74,8 @@ the level of vLLM's own log.
 SageMaker's image of vLLM turns variables into flags: `SM_VLLM_MAX_MODEL_LEN=4096` is
 `--max-model-len 4096`, `true` is a flag without a value, `false` is no flag and a JSON array is
 several values. Here they set the options that these flags stand for ([migrating.md](migrating.md)).
-`lmi check` shows which, and what has no effect.
+`lmi check` shows which, and what has no effect. With any of them, `option.generation_config` is
+`auto`, as vLLM's is, unless it is set.
 """
 
 
@@ -110,6 +111,7 @@ def options_page() -> str:
             "| name | reason |",
             "| --- | --- |",
             *(f"| `{key}` | {why} |" for key, why in NO_EFFECT.items()),
+            *(f"| the variable `{name}` of TGI | {why} |" for name, why in TGI_NO_EFFECT.items()),
             "\n## Not supported\n",
             "These would change answers. The server does not start with them, or rejects the request, with an\n"
             "error that names them.\n",

@@ -32,8 +32,6 @@ OURS = {
     "allowed_media_domains": "the server fetches images itself",
     "tokenizer": "answers are decoded with the model's own tokenizer",
     "skip_tokenizer_init": "grammars need the tokenizer",
-    "disable_log_stats": "the server has metrics of its own",
-    "use_tqdm_on_load": "the server logs the progress",
     "reasoning_parser": "grammars apply from the first token on",
     "logits_processors": "typical_p is one of them",
 }
@@ -100,10 +98,41 @@ NO_EFFECT: Mapping[str, str] = {
     "kv_cache_metrics": _METRICS,
     "kv_cache_metrics_sample": _METRICS,
     "cudagraph_metrics": _METRICS,
+    "disable_log_stats": _METRICS,
+    "use_tqdm_on_load": "the server logs the progress",
     "enable_mfu_metrics": _METRICS,
     "enable_mm_processor_stats": _METRICS,
     "custom_histogram_buckets": _METRICS,
 }
 """Engine arguments that only vLLM's own server and its offline class read, so that they have no effect here -> why."""
+
+_REMOVED = "vLLM has removed it"
+_NEVER_LOGGED = "prompts and answers are never logged"
+
+REMOVED: Mapping[str, str] = {
+    "swap_space": _REMOVED,
+    "num_scheduler_steps": _REMOVED,
+    "multi_step_stream_outputs": _REMOVED,
+    "num_lookahead_slots": _REMOVED,
+    "scheduler_delay_factor": _REMOVED,
+    "preemption_mode": _REMOVED,
+    "disable_async_output_proc": _REMOVED,
+    "max_context_len_to_capture": _REMOVED,
+    "max_seq_len_to_capture": _REMOVED,
+    "worker_use_ray": "use option.distributed_executor_backend=ray",
+    "engine_use_ray": _REMOVED,
+    "disable_log_requests": _NEVER_LOGGED,
+    "enable_log_requests": _NEVER_LOGGED,
+}
+"""Arguments of older versions of vLLM and of its server, as in files for LMI, that change no answer -> why they do nothing."""
+
+REPLACED: Mapping[str, str] = {
+    "rope_scaling": 'use option.hf_overrides={"rope_scaling": ..}',
+    "rope_theta": 'use option.hf_overrides={"rope_theta": ..}',
+    "speculative_model": "use option.speculative_config",
+    "num_speculative_tokens": "use option.speculative_config",
+    "override_pooler_config": "use option.pooler_config",
+}
+"""Arguments of older versions of vLLM that do change something -> what to use instead."""
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -23,7 +23,17 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm import DECLARATION
-from backends.vllm.arguments import ALIASES, ALONE, DTYPES, METHODS, NO_EFFECT, ONE_ENGINE, OURS
+from backends.vllm.arguments import (
+    ALIASES,
+    ALONE,
+    DTYPES,
+    METHODS,
+    NO_EFFECT,
+    ONE_ENGINE,
+    OURS,
+    REMOVED,
+    REPLACED,
+)
 from backends.vllm.offload import check_offloading
 from backends.vllm.options import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LORAS, NO_COUNTERPART
 from backends.vllm.ray.requirements import check_requirements
@@ -77,6 +87,10 @@ def engine_arguments(
             logger.warning(f"option.{name} has no effect: {NO_EFFECT[name]}")
         elif name in fields:
             texts[name] = text
+        elif name in REMOVED:
+            logger.warning(f"option.{name} has no effect: {REMOVED[name]}")
+        elif name in REPLACED:
+            raise ConfigError(f"option.{name}: vLLM has replaced it; {REPLACED[name]}")
         elif name in properties.extra:
             raise ConfigError(
                 f"option.{name}: neither this server nor vLLM has this option{_nearest(name, fields, backend)}"

@@ -126,3 +126,43 @@ NO_EFFECT: dict[str, str] = {
     "error_rate_any": "/ping reports the state of the engine",
 }
 """Names in LMI users' files that have no effect here -> why."""
+
+_BATCH = "the engine decides by the memory that is free and by option.max_rolling_batch_prefill_tokens"
+_ROPE = 'use option.hf_overrides={"rope_scaling": ..} on vLLM, or the model\'s config.json'
+_WATERMARK = "the watermark has TGI's default strength"
+
+TGI_NO_EFFECT: dict[str, str] = {
+    "VALIDATION_WORKERS": "prompts are tokenised in the web workers; option.web_workers sets their number",
+    "WAITING_SERVED_RATIO": _BATCH,
+    "MAX_BATCH_TOTAL_TOKENS": f"the size of the KV cache limits a batch, option.kv_cache_memory_bytes; {_BATCH}",
+    "MAX_WAITING_TOKENS": "prompts are processed in chunks between the steps of the others",
+    "CUDA_GRAPHS": "the engine chooses the sizes; option.enforce_eager=true turns CUDA graphs off",
+    "SHARD_UDS_PATH": "the engine's processes find each other",
+    "DISABLE_CUSTOM_KERNELS": "the engine chooses its kernels",
+    "ROPE_SCALING": _ROPE,
+    "ROPE_FACTOR": _ROPE,
+    "WATERMARK_GAMMA": _WATERMARK,
+    "WATERMARK_DELTA": _WATERMARK,
+    "TOKENIZER_CONFIG_PATH": "the model's own tokenizer_config.json is read; option.chat_template sets a template",
+    "DISABLE_GRAMMAR_SUPPORT": "grammars cost nothing unless a request has one",
+    "LORA_ADAPTERS": "put each adapter in a folder adapters/<name> beside serving.properties, and set option.enable_lora=true",
+    "ENABLE_PREFILL_LOGPROBS": "a request that asks for them gets them",
+    "MESSAGES_API_ENABLED": "the invoke routes take chats as well as prompts",
+    "USAGE_STATS": "nothing is reported to anyone",
+    "OTLP_ENDPOINT": (
+        "TGI sends gRPC, this server HTTP: set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's URL for that, such as "
+        "http://collector:4318"
+    ),
+    "GRACEFUL_TERMINATION_TIMEOUT": "requests in flight may finish, for up to 23 s",
+}
+"""Variables of the Text Generation Inference container that have no effect here -> why."""
+
+TGI_CHANGES_ANSWERS = (
+    "LORA_ADAPTERS",
+    "ROPE_SCALING",
+    "ROPE_FACTOR",
+    "TOKENIZER_CONFIG_PATH",
+    "WATERMARK_GAMMA",
+    "WATERMARK_DELTA",
+)
+"""Those of them without which answers differ from TGI's."""

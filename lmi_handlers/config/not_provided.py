@@ -6,15 +6,16 @@ One table lists them all. Whoever implements a feature deletes its rows.
 from __future__ import annotations
 
 import ast
+import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lmi_handlers.config.custom_code import parse_script
 from lmi_handlers.config.tasks import TASKS
 from lmi_handlers.core.errors import ConfigError, UnsupportedFeature
+from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
 
 
 class Place(Enum):
@@ -30,7 +31,8 @@ class Place(Enum):
 class NotProvided:
     """A name in one place, and what to do instead. `harmless` values need nothing that is missing.
 
-    They are patterns in lower case, in which `*` stands for any text. With `lists`, messages end with them.
+    They are patterns in lower case, in which `*` stands for any text. With `lists`, messages end with them. The name of a
+    variable may be a pattern, too.
     """
 
     place: Place
@@ -42,7 +44,7 @@ class NotProvided:
     def refuses(self, value: str) -> bool:
         """Tell whether `value` asks for something that is not supported."""
         given = value.strip().lower()
-        return bool(given) and not any(fnmatchcase(given, pattern) for pattern in self.harmless)
+        return bool(given) and not any(fnmatch.fnmatchcase(given, pattern) for pattern in self.harmless)
 
 
 _OFF = ("false", "0", "no", "off")
@@ -109,6 +111,15 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
             "CUSTOM_POST_PROCESS",
         )
     ),
+    *(
+        NotProvided(
+            Place.VARIABLE,
+            f"{prefix}*",
+            f"only SageMaker's image of {server} reads it: set option.model_id and the other options, or put that server "
+            "behind this one with option.rolling_batch=remote",
+        )
+        for prefix, server in (("SM_SGLANG_", "SGLang"), ("SM_LLAMA_CPP_", "llama.cpp"))
+    ),
     NotProvided(Place.VARIABLE, "CUSTOM_SCRIPT_FILENAME", "option.entryPoint names the file: use that", ("model.py",)),
     *(
         NotProvided(Place.FUNCTION, name, _NO_SCRIPTS)
@@ -159,10 +170,12 @@ def refused_option(key: str, value: str) -> str | None:
 
 def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a reason for each environment variable that must not be set as it is."""
-    for name, row in rows(Place.VARIABLE).items():
-        value = environ.get(name, "")
-        if row.refuses(value):
-            yield f"{name}={value} is not supported: {row.instead}"
+    for pattern, row in rows(Place.VARIABLE).items():
+        for name in fnmatch.filter(sorted(environ), pattern):
+            value = environ[name]
+            if row.refuses(value):
+                shown = REDACTED if is_secret(name, value) or is_hidden(name) else redacted(value)
+                yield f"{name}={shown} is not supported: {row.instead}"
 
 
 def check_scripts(model_dir: Path) -> None:

@@ -9,13 +9,13 @@ An engine's own options are declared beside its adapter, for example in `backend
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from lmi_handlers.config.option import Fraction, InvalidValue, NonNegativeInt, Option, PositiveFloat, PositiveInt, Value
 from lmi_handlers.core.capabilities import ServedTask
-from lmi_handlers.core.request import MAX_PRIORITY
+from lmi_handlers.core.request import MAX_PRIORITY, TEMPLATE_NAMES
 
 MAX_NAMES = 64
 """Maximum number of names in `option.served_model_name`."""
@@ -594,6 +594,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        Option(
+            'Variables of the chat template, as a JSON object: `{"enable_thinking": false}`. What a request sets, such as with '
+            "`chat_template_kwargs`, takes precedence.",
+            server=True,
+        ),
+    ] = None
     generation_config: Annotated[
         Literal["vllm", "auto"],
         Option(
@@ -855,6 +863,17 @@ def list_names(text: str) -> tuple[str, ...]:
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise InvalidValue(f"{name[:64]!r} is not a name: at most {MAX_NAME_LENGTH} printable characters")
     return names
+
+
+def read_template_kwargs(text: str) -> dict[str, Any]:
+    """Return the value of `option.default_chat_template_kwargs`. Raises `InvalidValue`."""
+    try:
+        variables = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidValue(f"must be a JSON object: {error}") from error
+    if taken := sorted(variables.keys() & TEMPLATE_NAMES):
+        raise InvalidValue(f"cannot set {', '.join(taken)}")
+    return variables
 
 
 def as_name(text: str) -> str:

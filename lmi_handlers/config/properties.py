@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import msgspec
 
 from lmi_handlers.config.custom_code import FUNCTION, names_script
 from lmi_handlers.config.declaration import BackendDeclaration
-from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
+from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT, TGI_CHANGES_ANSWERS, TGI_NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
-from lmi_handlers.config.options import ServingProperties, as_name, list_names
+from lmi_handlers.config.options import ServingProperties, as_name, list_names, read_template_kwargs
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
-from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, OptionVariable
+from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, VLLM_DEFAULTS, Given, OptionVariable
 from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
@@ -247,12 +247,16 @@ class _Loading:
         self._take(_entries((key, text, "the request that loaded the model") for key, text in overrides.items()))
         for entries in self._layers(environ):
             self._take(entries)
-        for item in self.given:
+        for item in (*self.given, *_without_effect(environ)):
             if item.note:
                 text = environ[item.variable]
                 value = REDACTED if is_secret(item.variable, text) else text
                 self.explicit[item.variable] = Setting(
-                    key=item.variable, value=value, source=_source(item.variable), note=item.note
+                    key=item.variable,
+                    value=value,
+                    source=_source(item.variable),
+                    note=item.note,
+                    hint=f"it has no effect, so answers may differ; {item.note}" if item.changes_answers else "",
                 )
         if not self._has_custom_code(environ):  # which may read options in its own way
             self.mistakes += self.refused.values()
@@ -264,7 +268,7 @@ class _Loading:
         self._check_backend()
         self._check_deadlines()
         self._check_custom_attributes()
-        self._check_names()
+        self._check_texts()
         self._name_model()
         return LoadedProperties(
             properties=self._properties(),
@@ -296,6 +300,8 @@ class _Loading:
         yield self._file()
         yield _option_variables(environ)
         yield _entries((item.key, item.text, _source(item.variable)) for item in self.given)
+        if self.given:
+            yield _entries((key, text, _source(f"{SM_VLLM}*")) for key, text in VLLM_DEFAULTS.items())
         yield self._variables(NATIVE, environ)
         yield self._variables(TGI, environ)
         yield _server_variables(environ)
@@ -506,13 +512,19 @@ class _Loading:
                 setting = self.explicit[f"option.{name}"]
                 self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
 
-    def _check_names(self) -> None:
+    def _check_texts(self) -> None:
+        """Check the values of options that are texts with a structure of their own."""
+        self._check_text("served_model_name", list_names)
+        self._check_text("default_chat_template_kwargs", read_template_kwargs)
+
+    def _check_text(self, name: str, read: Callable[[str], object]) -> None:
         try:
-            list_names(self.values.get("served_model_name", ""))
+            if name in self.values:
+                read(self.values[name])
         except InvalidValue as error:
-            setting = self.explicit["option.served_model_name"]
+            setting = self.explicit[f"option.{name}"]
             self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
-            del self.values["served_model_name"]
+            del self.values[name]
 
     def _conflict(self, one: Setting, other: Setting, why: str) -> None:
         for setting in (one, other):  # neither holds in what is checked next
@@ -543,6 +555,13 @@ def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
         key = {"entrypoint": "option.entryPoint", "engine": "engine"}.get(suffix, f"option.{suffix}")
         pairs.append((key, text, _source(name)))
     return _entries(pairs)
+
+
+def _without_effect(environ: Mapping[str, str]) -> Iterable[Given]:
+    """Yield the variables of TGI's container that are set, but have no effect."""
+    for name, reason in TGI_NO_EFFECT.items():
+        if environ.get(name, "").strip():
+            yield Given(name, note=reason, changes_answers=name in TGI_CHANGES_ANSWERS)
 
 
 def _server_variables(environ: Mapping[str, str]) -> list[_Entry]:

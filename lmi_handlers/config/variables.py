@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lmi_handlers.config.no_effect import TGI_NO_EFFECT
 from lmi_handlers.config.option import BOOLEANS, text_of
 from lmi_handlers.config.scripts import PROGRAM, SUBMIT_DIRECTORY
 
@@ -48,16 +49,23 @@ class OptionVariable:
 
 @dataclass(frozen=True)
 class Given:
-    """The setting of another server's variable: `key` in serving.properties and its text. Without a key, `note` says why."""
+    """The setting of another server's variable: `key` in serving.properties and its text. Without a key, `note` says why.
+
+    `changes_answers` is true if answers may differ because of that.
+    """
 
     variable: str
     key: str = ""
     text: str = ""
     note: str = ""
+    changes_answers: bool = False
 
 
 SM_VLLM = "SM_VLLM_"
 """Begins the variables of SageMaker's image of vLLM, which are flags of `vllm serve`."""
+
+VLLM_DEFAULTS = {"option.generation_config": "auto"}
+"""vLLM's defaults that differ from those of options here, and change answers."""
 
 
 def _no_restarts(text: str) -> str:
@@ -139,11 +147,18 @@ TGI: dict[str, OptionVariable] = {
 }
 """Variables of the Text Generation Inference container and its launcher. They have the lowest precedence."""
 
+TGI_ALONE = (
+    *("NUM_SHARD", "SHARDED", "MAX_TOTAL_TOKENS", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH", "MAX_BEST_OF"),
+    *("MAX_STOP_SEQUENCES", "MAX_TOP_N_TOKENS", "MAX_CLIENT_BATCH_SIZE", "MAX_BATCH_TOTAL_TOKENS"),
+    *("WAITING_SERVED_RATIO", "MAX_WAITING_TOKENS", "LORA_ADAPTERS", "MESSAGES_API_ENABLED"),
+)
+"""Variables that show that a server has been TGI's. LMI's container reads some of the others, or their names are common."""
+
 
 _PREFIXES = ("OPTION_", "SERVING_", SM_VLLM)
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables that set options of a model or name its code."""
-    named = {*OVERRIDES, *NATIVE, *TGI, PROGRAM, SUBMIT_DIRECTORY}
+    named = {*OVERRIDES, *NATIVE, *TGI, *TGI_NO_EFFECT, PROGRAM, SUBMIT_DIRECTORY}
     return {name: text for name, text in environ.items() if name not in named and not name.startswith(_PREFIXES)}

@@ -104,6 +104,21 @@ class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     adapter_digest: str | None = None
 
 
+TEMPLATE_NAMES = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    )
+)
+"""Variables of a chat template that nobody may set but the server."""
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation. The model's chat template renders it to the prompt's text.
 

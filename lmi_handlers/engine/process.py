@@ -19,6 +19,7 @@ from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, needs_weights, select_backend
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.options import read_template_kwargs
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
 from lmi_handlers.core.errors import ConfigError, EngineDead, UnsupportedModel
@@ -238,11 +239,16 @@ def _build_bundle(settings: EngineSettings, model_path: Path | None, *, is_gguf:
     if properties.chat_template is not None:
         template = read_chat_template(properties.chat_template, properties.model_folder)
     content_format = properties.chat_template_content_format
+    template_kwargs = read_template_kwargs(properties.default_chat_template_kwargs or "{}")
     if model_path is None:
-        bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)
+        bundle = build_byte_bundle(settings.bundle_dir, chat_template=template, template_kwargs=template_kwargs)
     elif is_gguf:
         bundle = copy_text_bundle(
-            model_path, settings.bundle_dir, chat_template=template, content_format=content_format
+            model_path,
+            settings.bundle_dir,
+            chat_template=template,
+            content_format=content_format,
+            template_kwargs=template_kwargs,
         )
     else:
         bundle = build_text_bundle(
@@ -251,6 +257,7 @@ def _build_bundle(settings: EngineSettings, model_path: Path | None, *, is_gguf:
             trust_remote_code=properties.trust_remote_code,
             chat_template=template,
             content_format=content_format,
+            template_kwargs=template_kwargs,
         )
     if bundle.warning:
         logger.warning(bundle.warning)

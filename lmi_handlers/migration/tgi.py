@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lmi_handlers.config.no_effect import TGI_NO_EFFECT
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.variables import TGI
 from lmi_handlers.core.errors import ConfigError
@@ -33,12 +34,11 @@ _NO_QUANTIZATION = {
 """Methods of the launcher that no engine has -> what to do."""
 
 _SHORT = {"-p": "--port", "-e": "--env"}
-_BATCH = "the engine decides by the memory that is free and by option.max_rolling_batch_prefill_tokens"
 _SHARDS = "the engine's processes find each other"
 _NGROK = "there are no tunnels"
-_WATERMARK = "the watermark has TGI's default strength"
 
 _OTHERS: dict[str, Meaning] = {
+    **{name: Lacks(reason) for name, reason in TGI_NO_EFFECT.items()},
     "PORT": Passes("--port"),
     "HOSTNAME": Passes("--host"),
     "API_KEY": Exports("API_KEY", secret=True),
@@ -46,36 +46,15 @@ _OTHERS: dict[str, Meaning] = {
     "HUGGING_FACE_HUB_TOKEN": Exports("HF_TOKEN", secret=True),
     "HUGGINGFACE_HUB_CACHE": Exports("HF_HUB_CACHE"),
     "WEIGHTS_CACHE_OVERRIDE": Exports("HF_HUB_CACHE"),
-    "OTLP_ENDPOINT": Lacks(
-        "TGI sends gRPC, this server HTTP: set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's URL for that, such as "
-        "http://collector:4318"
-    ),
     "OTLP_SERVICE_NAME": Exports("OTEL_SERVICE_NAME"),
     "JSON_OUTPUT": Lacks("logs are JSON unless they go to a terminal; LOG_FORMAT=text or json decides"),
-    "VALIDATION_WORKERS": Lacks("prompts are tokenised in the web workers; option.web_workers sets their number"),
-    "WAITING_SERVED_RATIO": Lacks(_BATCH),
-    "MAX_BATCH_TOTAL_TOKENS": Lacks(f"the size of the KV cache limits a batch, option.kv_cache_memory_bytes; {_BATCH}"),
-    "MAX_WAITING_TOKENS": Lacks("prompts are processed in chunks between the steps of the others"),
-    "CUDA_GRAPHS": Lacks("the engine chooses the sizes; option.enforce_eager=true turns CUDA graphs off"),
     "PROMETHEUS_PORT": Lacks("/metrics is on the server's own port"),
-    "SHARD_UDS_PATH": Lacks(_SHARDS),
     "MASTER_ADDR": Lacks(_SHARDS),
     "MASTER_PORT": Lacks(_SHARDS),
-    "DISABLE_CUSTOM_KERNELS": Lacks("the engine chooses its kernels"),
-    "ROPE_SCALING": Lacks('use option.hf_overrides={"rope_scaling": ..} on vLLM, or the model\'s config.json'),
-    "ROPE_FACTOR": Lacks('use option.hf_overrides={"rope_scaling": ..} on vLLM, or the model\'s config.json'),
-    "WATERMARK_GAMMA": Lacks(_WATERMARK),
-    "WATERMARK_DELTA": Lacks(_WATERMARK),
     "NGROK": Lacks(_NGROK),
     "NGROK_AUTHTOKEN": Lacks(_NGROK),
     "NGROK_EDGE": Lacks(_NGROK),
-    "TOKENIZER_CONFIG_PATH": Lacks("the model's own tokenizer_config.json is read; option.chat_template sets a template"),
-    "DISABLE_GRAMMAR_SUPPORT": Lacks("grammars cost nothing unless a request has one"),
     "ENV": Lacks("lmi check shows the options in effect"),
-    "LORA_ADAPTERS": Lacks("put each adapter in a folder adapters/<name> beside this file, and set option.enable_lora=true"),
-    "ENABLE_PREFILL_LOGPROBS": Lacks("a request that asks for them gets them"),
-    "USAGE_STATS": Lacks("nothing is reported to anyone"),
-    "GRACEFUL_TERMINATION_TIMEOUT": Lacks("requests in flight may finish, for up to 23 s"),
 }  # fmt: skip
 
 

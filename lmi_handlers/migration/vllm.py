@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from backends.vllm.arguments import ALIASES, ALONE, DTYPES, OURS
+from backends.vllm.arguments import ALIASES, ALONE, DTYPES, NO_EFFECT, OURS, REMOVED
 from lmi_handlers.config.option import DeclaredOption
+from lmi_handlers.config.variables import VLLM_DEFAULTS
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.migration.command import MANY, read_command, read_flags
 from lmi_handlers.migration.translation import Exports, Lacks, Meaning, Passes, Sets, Translation
@@ -170,6 +171,8 @@ _MEANINGS: dict[str, Meaning] = {
     **{argument: Sets(option) for option, argument in ALIASES.items()},
     **{argument: Lacks(reason) for argument, reason in OURS.items()},
     **{argument: Lacks(reason) for argument, reason in ALONE.items() if argument not in ("runner", "convert")},
+    **{argument: Lacks(reason) for argument, reason in REMOVED.items()},
+    **{argument: Lacks(NO_EFFECT[argument]) for argument in ("disable_log_stats", "use_tqdm_on_load")},
     "model": Sets("model_id"),
     "revision": Sets("revision"),
     "served_model_name": Sets("served_model_name"),
@@ -208,7 +211,7 @@ _MEANINGS: dict[str, Meaning] = {
     "tool_server": Lacks("tools are called by the client"),
     "trust_request_chat_template": Lacks("a request's own template is not used"),
     "trust_request_mm_kwargs": Lacks("requests do not configure the image processor"),
-    "default_chat_template_kwargs": Lacks(f"{_PER_REQUEST}, with chat_template_kwargs"),
+    "default_chat_template_kwargs": Sets("default_chat_template_kwargs"),
     "response_role": Lacks("the role of answers is assistant"),
     "return_tokens_as_token_ids": Lacks("tokens are texts"),
     "exclude_tools_when_tool_choice_none": Lacks(_PER_REQUEST),
@@ -219,14 +222,12 @@ _MEANINGS: dict[str, Meaning] = {
     "enable_server_load_tracking": Lacks(_METRICS),
     "sse_keep_alive_interval": Sets("sse_keep_alive"),
     "max_log_len": Lacks(_NEVER_LOGGED),
-    "enable_log_requests": Lacks(_NEVER_LOGGED),
     "enable_log_outputs": Lacks(_NEVER_LOGGED),
     "enable_log_deltas": Lacks(_NEVER_LOGGED),
     "log_error_stack": Lacks("the log has the cause of every error"),
     "enable_request_id_headers": Lacks(_ALWAYS),
     "fingerprint_mode": Lacks("answers have a fingerprint of the model"),
     "fingerprint_value": Lacks("answers have a fingerprint of the model"),
-    "disable_log_requests": Lacks(_NEVER_LOGGED),
     "disable_uvicorn_access_log": Lacks("the log has a line per request"),
     "disable_access_log_for_endpoints": Lacks("the log has a line per request"),
     "uvicorn_log_level": Lacks(_GUNICORN),
@@ -260,9 +261,20 @@ _MEANINGS: dict[str, Meaning] = {
     "anthropic_disabled_thinking_effort": Lacks("without `thinking`, models do not think if their template can turn it off"),
     "enable_flash_late_interaction": Lacks("late interaction is not served"),
     "shutdown_timeout": Lacks("requests in flight may finish, for up to 23 s"),
-    "swap_space": Lacks("vLLM has removed it"),
 }  # fmt: skip
 """Flag, with underscores -> what it means here."""
+
+CHANGES_ANSWERS = (
+    "config",
+    "enable_force_include_usage",
+    "logits_processors",
+    "lora_modules",
+    "middleware",
+    "override_generation_config",
+    "tokenizer",
+    "tool_parser_plugin",
+)
+"""Flags without a counterpart here, so that answers differ from vLLM's."""
 
 _VARIABLES = {
     "HF_TOKEN": Exports("HF_TOKEN", secret=True),
@@ -281,7 +293,8 @@ def translate_vllm(
     words = [_LEVEL.sub("-O=", word) for word in command.words]
     translation = Translation("vllm", dict(options))
     translation.set("rolling_batch", "vllm", "vllm serve")
-    translation.set("generation_config", "auto", "vllm's default")
+    for key, text in VLLM_DEFAULTS.items():
+        translation.lines[key] = text, "vllm's default"
     translation.set("tensor_parallel_degree", "1", "vllm's default")
     for name, value in command.environ.items():
         translation.add_variable(name, value, _VARIABLES)

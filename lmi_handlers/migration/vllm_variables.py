@@ -13,7 +13,7 @@ from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.variables import SM_VLLM, Given
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.migration.translation import Translation
-from lmi_handlers.migration.vllm import add_flag, number_of_values
+from lmi_handlers.migration.vllm import CHANGES_ANSWERS, add_flag, number_of_values
 
 
 def given_to_vllm(environ: Mapping[str, str], options: Mapping[str, DeclaredOption]) -> Iterator[Given]:
@@ -38,7 +38,8 @@ def given_to_vllm(environ: Mapping[str, str], options: Mapping[str, DeclaredOpti
         for variable in translation.environ:
             raise ConfigError(f"{name} is not supported: set {variable} instead")
         for remark in (*translation.remarks, *(f"use lmi serve {option}" for option in translation.arguments)):
-            yield Given(name, note=remark.removeprefix(f"--{flag}: "))
+            note, changes = remark.removeprefix(f"--{flag}: "), flag.replace("-", "_") in CHANGES_ANSWERS
+            yield Given(name, note=note, changes_answers=changes)
 
 
 def _values(text: str) -> list[str]:

@@ -27,7 +27,7 @@ from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import FILE_NAME, ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
-from lmi_handlers.config.variables import without_options
+from lmi_handlers.config.variables import TGI_ALONE, without_options
 from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
@@ -89,6 +89,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         name = "" if properties.name == DEFAULT_MODEL_NAME else f", under the name {properties.name}"
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     yield from _misnamed(configuration)
+    yield from _of_tgi(configuration)
     yield from _uninstalled(configuration)
     if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
         yield f"the model's code does not get {', '.join(names)}; {VARIABLE}={','.join(names)} passes them on"
@@ -99,6 +100,23 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     yield from registry().unusable.values()
     if configuration.shadow is not None:
         yield from map(of_shadow, configuration.shadow.loaded.warnings(configuration.shadow.backend))
+
+
+def _of_tgi(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning if variables of TGI's container are set, and the invoke routes do not answer as TGI's do."""
+    loaded = configuration.loaded
+    if (
+        configuration.answered_by is not AnsweredBy.ENGINE
+        or loaded.properties.pools
+        or loaded.sets("option.tgi_compat")
+    ):
+        return
+    sources = {setting.source.rpartition(" ")[2] for setting in loaded.explicit}
+    if name := next((name for name in TGI_ALONE if name in sources), None):
+        yield (
+            f"{name} is a variable of TGI, but the invoke routes answer as LMI does, with an object where TGI has a list: "
+            "option.tgi_compat=true makes them answer as TGI, and false ends this warning"
+        )
 
 
 def _misnamed(configuration: Configuration) -> Iterator[str]:

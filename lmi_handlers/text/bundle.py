@@ -49,6 +49,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `audio_token` is the same for a sound.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
+    `template_kwargs` are variables of chat templates that a request may set otherwise.
     `prompts` are the texts that an embedding model wants in front of others, by name (sentence-transformers' prompts).
     `token_type_ids` tells whether the model wants to know which of two texts a token belongs to.
     `tokenizer_hash` changes with the content of tokenizer.json.
@@ -66,6 +67,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     audio_token: str | None = None
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
+    template_kwargs: dict[str, Any] = {}
     prompts: dict[str, str] = {}
     token_type_ids: bool = False
     tokenizer_hash: str = ""
@@ -98,6 +100,7 @@ def build_text_bundle(
     gguf_file: str | None = None,
     chat_template: str | None = None,
     content_format: ContentFormat = "auto",
+    template_kwargs: dict[str, Any] | None = None,
 ) -> TextBundle:
     """Write the bundle of the model in `model_dir` to `directory` and return it.
 
@@ -121,6 +124,7 @@ def build_text_bundle(
         audio_token=getattr(processor, "audio_token", None),
         media_tokens=_media_tokens(processor, tokenizer),
         content_format=content_format,
+        template_kwargs=template_kwargs or {},
         prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
         token_type_ids="token_type_ids" in tokenizer.model_input_names,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
@@ -158,7 +162,12 @@ def build_gguf_bundle(gguf_file: Path, directory: Path) -> TextBundle:
 
 
 def copy_text_bundle(
-    source: Path, directory: Path, *, chat_template: str | None = None, content_format: ContentFormat = "auto"
+    source: Path,
+    directory: Path,
+    *,
+    chat_template: str | None = None,
+    content_format: ContentFormat = "auto",
+    template_kwargs: dict[str, Any] | None = None,
 ) -> TextBundle:
     """Copy the bundle in `source` to `directory` and return it, with `chat_template` instead of its own if given."""
     bundle = load_text_bundle(source)
@@ -166,6 +175,7 @@ def copy_text_bundle(
         bundle,
         chat_templates=_chat_templates(chat_template) or bundle.chat_templates,
         content_format=content_format,
+        template_kwargs=template_kwargs or {},
     )
     _write(bundle, Tokenizer.from_file(str(source / TOKENIZER_FILE)), directory)
     return bundle
@@ -187,7 +197,9 @@ def read_chat_template(option: str, model_dir: Path | None) -> str:
         ) from error
 
 
-def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> TextBundle:
+def build_byte_bundle(
+    directory: Path, *, chat_template: str | None = None, template_kwargs: dict[str, Any] | None = None
+) -> TextBundle:
     """Write a bundle that needs no model: ids 0 to 255 are the UTF-8 bytes and id 256 is "<|endoftext|>"."""
     backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -201,6 +213,7 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
         special_token_ids=(end_id,),
         special_tokens={"eos_token": "<|endoftext|>"},
         chat_templates={"default": chat_template or _BYTE_CHAT_TEMPLATE},
+        template_kwargs=template_kwargs or {},
         token_type_ids=True,
     )
     return _write(bundle, backend, directory)

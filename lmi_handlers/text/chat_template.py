@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
-from lmi_handlers.core.request import ChatPrompt
+from lmi_handlers.core.request import TEMPLATE_NAMES, ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.template_budget import BudgetedEnvironment, check_width, spend, within_budget
 
@@ -31,14 +31,14 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt, sound_marks: Sequence[str]
 
     Encode it without adding special tokens, because the template has already added them. `add_generation_prompt` starts
     an assistant message. `continue_final_message` leaves the last message open instead. `template_kwargs` are extra
-    template variables, such as `enable_thinking`. Raises `InvalidRequest` if the template rejects the messages, and
-    `UnsupportedFeature` if the model has no working template.
+    template variables, such as `enable_thinking`; the bundle has their defaults. Raises `InvalidRequest` if the template
+    rejects the messages, and `UnsupportedFeature` if the model has no working template.
     """
     template = _select_template(bundle, chat.tools)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest("cannot be combined with add_generation_prompt", field="continue_final_message")
     variables = chat.template_kwargs
-    if taken := sorted(variables.keys() & _TAKEN_NAMES):
+    if taken := sorted(variables.keys() & TEMPLATE_NAMES):
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
     try:
         messages = _fit_content(bundle, template, chat.messages, sound_marks)
@@ -51,7 +51,7 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt, sound_marks: Sequence[str]
             tools=chat.tools,
             documents=chat.documents,
             add_generation_prompt=chat.add_generation_prompt,
-            **{**bundle.special_tokens, **variables},
+            **{**bundle.special_tokens, **bundle.template_kwargs, **variables},
         )
     except (jinja2.TemplateSyntaxError, SyntaxError) as error:  # the latter for too many blocks in each other
         raise UnsupportedFeature(f"this model's chat template does not compile: {error}", field="messages") from error
@@ -86,18 +86,6 @@ _TRIED_AFTER: dict[str, tuple[tuple[str, ...], ...]] = {
     "user": ((), ("system",)),
     "assistant": (("user",), ("system", "user")),
 }
-_TAKEN_NAMES = frozenset(
-    (
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversations",
-        "documents",
-        "messages",
-        "return_assistant_tokens_mask",
-        "tools",
-    )
-)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -67,8 +67,8 @@ def render(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **opti
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        (PIECES, '{"role":"assistant","content":"Four","reasoning_content":"Hm."}'),
-        (PIECES[:3], '{"role":"assistant","content":null,"reasoning_content":"Hm."}'),
+        (PIECES, '{"role":"assistant","content":"Four","reasoning_content":"Hm.","reasoning":"Hm."}'),
+        (PIECES[:3], '{"role":"assistant","content":null,"reasoning_content":"Hm.","reasoning":"Hm."}'),
         (("Four",), '{"role":"assistant","content":"Four"}'),
         (("",), '{"role":"assistant","content":""}'),
     ],
@@ -89,7 +89,8 @@ def test_the_openapi_document_describes_reasoning(pieces: tuple[str, ...]) -> No
     for name, answer in answers:
         jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", "components": components})
     for name in ("TextMessage", "ToolCallMessage", "ChatCompletionDelta"):
-        assert components["schemas"][name]["properties"]["reasoning_content"] == {"type": "string"}
+        for field in ("reasoning_content", "reasoning"):
+            assert components["schemas"][name]["properties"][field] == {"type": "string"}
 
 
 def test_a_document_with_reasoning_and_tool_calls() -> None:
@@ -98,7 +99,8 @@ def test_a_document_with_reasoning_and_tool_calls() -> None:
     message = json.loads(text)["choices"][0]["message"]
     assert text.startswith(
         HEAD % ""
-        + '[{"index":0,"message":{"role":"assistant","content":null,"reasoning_content":"Hm.","tool_calls":[{"id"'
+        + '[{"index":0,"message":{"role":"assistant","content":null,"reasoning_content":"Hm.","reasoning":"Hm.",'
+        + '"tool_calls":[{"id"'
     )
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
@@ -111,8 +113,8 @@ def test_the_stream_of_a_chat_with_reasoning() -> None:
             f'data: {head}[{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{reason}}}],"usage":null}}\n\n'
             for delta, reason in (
                 ('{"role":"assistant","content":""}', "null"),
-                ('{"reasoning_content":"Hm"}', "null"),
-                ('{"reasoning_content":"."}', "null"),
+                ('{"reasoning_content":"Hm","reasoning":"Hm"}', "null"),
+                ('{"reasoning_content":".","reasoning":"."}', "null"),
                 ('{"content":"Four"}', "null"),
                 ('{"content":""}', '"length"'),
             )
@@ -213,7 +215,7 @@ def chat_message(server: Server, text: str, **body: Any) -> tuple[dict[str, Any]
     (choice,) = chat(server, text, **body).json()["choices"]
     message = choice["message"]
     calls = [call["function"] for call in message.pop("tool_calls", ())]
-    streamed = {"role": "", "content": "", "reasoning_content": ""}
+    streamed = {"role": "", "content": "", "reasoning_content": "", "reasoning": ""}
     functions: list[dict[str, str]] = []
     stream = chat(server, text, stream=True, **body).content.decode()
     parts = [chunk["choices"][0] for chunk in json_chunks(stream)]
@@ -225,13 +227,13 @@ def chat_message(server: Server, text: str, **body: Any) -> tuple[dict[str, Any]
         for key, value in part["delta"].items():
             streamed[key] += value
     assert functions == calls
-    assert streamed == {"reasoning_content": "", **message, "content": message["content"] or ""}
+    assert streamed == {"reasoning_content": "", "reasoning": "", **message, "content": message["content"] or ""}
     assert parts[-1]["finish_reason"] == choice["finish_reason"]
     return message | ({"calls": calls} if calls else {}), choice["finish_reason"]
 
 
 def assistant(content: str | None, reasoning: str | None = None, **more: Any) -> dict[str, Any]:
-    fields = {} if reasoning is None else {"reasoning_content": reasoning}
+    fields = {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
     return {"role": "assistant", "content": content, **fields, **more}
 
 
@@ -248,6 +250,17 @@ def test_the_prompt_may_start_the_reasoning(server: Server) -> None:
     options = {"chat_template_kwargs": {"thinking": True}}
     assert chat_message(server, "Hm.</think>Four.", max_tokens=16, **options) == (assistant("Four.", "Hm."), "length")
     assert chat_message(server, "Hm.", max_tokens=3, **options) == (assistant(None, "Hm."), "length")
+
+
+def test_the_operator_sets_defaults_of_template_variables(start_server: StartServer) -> None:
+    server = start_server(
+        "option.rolling_batch=echo\noption.chat_template={{ messages[-1].content }}{{ tone }}\n"
+        'option.default_chat_template_kwargs={"tone": "!"}\n'
+    )
+    assert chat_message(server, "Hi") == (assistant("Hi!"), "stop")
+    assert chat_message(server, "Hi", chat_template_kwargs={"tone": "?"}) == (assistant("Hi?"), "stop")
+    body = {"messages": [USER], "return_token_strs": True}
+    assert server.invoke(body, path="/tokenize").json()["token_strs"] == ["h", "i", "!"]
 
 
 def test_tool_calls_after_the_reasoning(server: Server) -> None:

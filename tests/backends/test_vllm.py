@@ -286,7 +286,13 @@ def test_option_that_vllm_does_not_have_is_logged(
     assert says(caplog.text, "option.tokens_per_block no effect vllm")
 
 
-@pytest.mark.parametrize("name", ["override_generation_config", "mm_processor_cache_gb", "enable_prompt_embeds"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("override_generation_config", "mm_processor_cache_gb", "enable_prompt_embeds", "disable_log_stats"),
+        *("swap_space", "disable_log_requests"),  # of older versions
+    ],
+)
 def test_option_that_only_vllms_server_reads_is_logged(
     arguments: Callable[..., Any], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -294,11 +300,16 @@ def test_option_that_only_vllms_server_reads_is_logged(
     assert f"option.{name} has no effect: " in caplog.text
 
 
+def test_an_argument_that_vllm_has_replaced_names_its_successor(arguments: Callable[..., Any]) -> None:
+    with raises(ConfigError, "option.rope_scaling option.hf_overrides"):
+        arguments(extra={"rope_scaling": "{}"})
+
+
 def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) -> None:
     from vllm import EngineArgs
 
     from backends import registry
-    from backends.vllm.arguments import ALIASES, NO_EFFECT, OURS
+    from backends.vllm.arguments import ALIASES, NO_EFFECT, OURS, REMOVED, REPLACED
     from backends.vllm.engine_args import TEXT_LAYER
     from backends.vllm.offload import OPTIONS
     from backends.vllm.options import NO_COUNTERPART
@@ -314,6 +325,7 @@ def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) ->
     assert not set(NO_COUNTERPART) & fields
     assert set(ALIASES.values()) | set(OURS) | set(NO_EFFECT) <= fields
     assert not set(NO_EFFECT) & set(OURS)
+    assert not {*REMOVED, *REPLACED} & fields
 
 
 def test_quantisations_are_those_of_vllm() -> None:

@@ -145,6 +145,16 @@ def test_names_of_a_model_are_bounded(model_dir: Path) -> None:
             load(model_dir, f"option.served_model_name={text}")
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [("[1]", "JSON object"), ("{thinks: false}", "JSON object"), ('{"tools": [], "messages": 1}', "messages, tools")],
+)
+def test_default_variables_of_the_chat_template_are_checked(model_dir: Path, text: str, cause: str) -> None:
+    assert load(model_dir, 'option.default_chat_template_kwargs={"thinks": false}').mistakes == ()
+    with pytest.raises(ConfigError, match=f"^option.default_chat_template_kwargs: .*{cause}.*serving.properties"):
+        load(model_dir, f"option.default_chat_template_kwargs={text}")
+
+
 def test_model_name_without_directory() -> None:
     assert load_properties(None, {}, registry()).properties.name == "model"
     assert load_properties(None, {"OPTION_MODEL_ID": "a/b"}, registry()).properties.name == "a_b"

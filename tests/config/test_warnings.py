@@ -12,7 +12,7 @@ from serving_properties import load
 
 from backends import declaration, registry
 from backends.selection import check_installed
-from lmi_handlers.config.no_effect import NO_EFFECT
+from lmi_handlers.config.no_effect import NO_EFFECT, TGI_NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.properties import examine_properties, load_properties
@@ -68,6 +68,19 @@ def test_engine_may_accept_options_that_are_unknown_here(model_dir: Path) -> Non
     )
     assert "passed on to vllm" in render_settings(loaded, declaration("vllm"), show_all=False)
     assert "passed on to" not in render_settings(loaded, TRANSFORMERS, show_all=True)
+
+
+def test_variables_of_tgi_without_effect_are_shown_and_those_that_change_answers_cause_a_warning() -> None:
+    loaded = load(None, LORA_ADAPTERS="a=org/b", USAGE_STATS="off", MAX_BATCH_TOTAL_TOKENS="9000", ROPE_FACTOR=" ")
+    assert {setting.key: setting.note for setting in loaded.explicit} == {
+        name: TGI_NO_EFFECT[name] for name in ("MAX_BATCH_TOTAL_TOKENS", "LORA_ADAPTERS", "USAGE_STATS")
+    }
+    assert tell(
+        loaded.warnings(TRANSFORMERS),
+        ["LORA_ADAPTERS a=org/b no effect answers option.enable_lora variable LORA_ADAPTERS"],
+    )
+    table = render_settings(loaded, TRANSFORMERS, show_all=False)
+    assert f"accepted, no effect here: {TGI_NO_EFFECT['USAGE_STATS']}" in table
 
 
 def test_option_for_the_engine_that_looks_misspelt_causes_a_warning(model_dir: Path) -> None:

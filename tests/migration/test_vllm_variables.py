@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from facts import Said, raises
+from facts import Said, raises, tell
 
-from backends import registry
+from backends import declaration, registry
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.migration.vllm_variables import given_to_vllm
+
+DEFAULTS = "environment variable SM_VLLM_*"
 
 
 def load(model_dir: Path | None, **environ: str) -> LoadedProperties:
@@ -39,13 +41,35 @@ def test_a_variable_sets_the_option_of_its_flag(variable: str, text: str, option
     loaded = load(None, **{f"SM_VLLM_{variable}": text})
     values = msgspec.structs.asdict(loaded.properties) | loaded.properties.engine_options
     assert values[option] == value
-    [found] = loaded.explicit
+    [found] = [setting for setting in loaded.explicit if setting.source != DEFAULTS]
     assert (found.value, found.source) == (value, f"environment variable SM_VLLM_{variable}")
 
 
 @pytest.mark.parametrize("text", ["false", "False"])
 def test_false_is_no_flag(text: str) -> None:
     assert load(None, SM_VLLM_ENABLE_LORA=text).explicit == ()
+
+
+def test_sampling_defaults_are_the_models_as_with_vllm(model_dir: Path) -> None:
+    """Otherwise a chat without a temperature would be answered at 1, whatever generation_config.json says."""
+    assert load(None, SM_VLLM_MODEL="org/name").properties.generation_config == "auto"
+    assert load(None, HF_MODEL_ID="org/name").properties.generation_config == "vllm"
+    variables = {"SM_VLLM_MODEL": "org/name", "SM_VLLM_GENERATION_CONFIG": "vllm"}
+    assert load(None, **variables).properties.generation_config == "vllm"
+    (model_dir / "serving.properties").write_text("option.generation_config=vllm\n")
+    assert load(model_dir, SM_VLLM_MODEL="org/name").properties.generation_config == "vllm"
+
+
+def test_a_flag_without_a_counterpart_causes_a_warning_if_answers_differ() -> None:
+    loaded = load(None, SM_VLLM_LORA_MODULES="a=/b", SM_VLLM_PORT="8000")
+    assert tell(
+        loaded.warnings(declaration("vllm")), ["SM_VLLM_LORA_MODULES a=/b no effect answers option.enable_lora"]
+    )
+
+
+def test_default_variables_of_the_chat_template() -> None:
+    loaded = load(None, SM_VLLM_DEFAULT_CHAT_TEMPLATE_KWARGS='{"enable_thinking": false}')
+    assert loaded.properties.default_chat_template_kwargs == '{"enable_thinking": false}'
 
 
 def test_other_arguments_are_passed_on_to_the_engine() -> None:
@@ -62,7 +86,7 @@ def test_the_file_and_our_own_variables_take_precedence(model_dir: Path) -> None
 
 def test_flags_without_a_counterpart_are_shown_with_the_reason() -> None:
     loaded = load(None, SM_VLLM_PORT="8000", SM_VLLM_SSL_KEYFILE="/x")
-    assert {setting.key: setting.note for setting in loaded.explicit} == {
+    assert {setting.key: setting.note for setting in loaded.explicit if setting.source != DEFAULTS} == {
         "SM_VLLM_PORT": Said("lmi serve --port"),
         "SM_VLLM_SSL_KEYFILE": Said("proxy certificate SageMaker"),
     }

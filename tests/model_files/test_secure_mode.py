@@ -49,6 +49,12 @@ def test_a_model_without_anything_forbidden_is_served(model_dir: Path) -> None:
     assert errors(model_dir, SAGEMAKER_MAX_REQUEST_SIZE="1000", SERVING_JOB_QUEUE_SIZE="7") == ()
 
 
+def test_variables_that_set_nothing_are_allowed(model_dir: Path) -> None:
+    (model_dir / "serving.properties").write_text(f"{ECHO}option.tgi_compat=true\n")
+    assert errors(model_dir, USAGE_STATS="off", SM_VLLM_MAX_MODEL_LEN="100") == ()
+    assert tell(errors(model_dir, SM_VLLM_SEED="1"), ["option.seed SM_VLLM_SEED must not"])
+
+
 FILES: Mapping[str, tuple[str, str]] = {
     "model.py": ("def handle(inputs): pass", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
     "adapters/a/model.py": ("x = 1", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),

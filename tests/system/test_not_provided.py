@@ -61,6 +61,8 @@ def test_values_that_disable_an_unsupported_feature_are_accepted(tmp_path: Path,
         ),
         ("CUSTOM_SCRIPT_FILENAME", "x.py", "CUSTOM_SCRIPT_FILENAME=x.py not supported option.entryPoint"),
         ("SAGEMAKER_SAFE_PORT_RANGE", "9000", "SAGEMAKER_SAFE_PORT_RANGE 9000 ports"),
+        ("SM_SGLANG_MODEL_PATH", "/m", "SM_SGLANG_MODEL_PATH=/m not supported SGLang option.model_id"),
+        ("SM_LLAMA_CPP_API_KEY", "secret-1", "SM_LLAMA_CPP_API_KEY=****** not supported llama.cpp"),
         ("SM_VLLM_API_KEY", "k", "SM_VLLM_API_KEY not supported API_KEY"),
         ("HF_TASK", "object-detection", "option.task=object-detection not supported"),
         ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true not supported"),
@@ -80,6 +82,26 @@ def test_environment_variables_for_unsupported_features_are_rejected(
     assert ended.status == 1
     [error] = ended.errors
     assert says(error, words)
+
+
+@pytest.mark.parametrize(
+    ("environment", "warned"),
+    [
+        ({"MAX_TOTAL_TOKENS": "256"}, True),
+        ({"MESSAGES_API_ENABLED": "true"}, True),
+        ({"MAX_TOTAL_TOKENS": "256", "OPTION_TGI_COMPAT": "true"}, False),
+        ({"MAX_TOTAL_TOKENS": "256", "OPTION_TGI_COMPAT": "false"}, False),
+        ({"MAX_CONCURRENT_REQUESTS": "7"}, False),  # LMI's image reads it, too
+    ],
+)
+def test_variables_of_tgi_without_its_api_cause_a_warning(
+    tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], warned: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ended = both(write(tmp_path / "m", ECHO))
+    assert ended.status == 0
+    assert tell(ended.warnings, [f"{next(iter(environment))} TGI option.tgi_compat=true"] if warned else [])
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])

@@ -191,6 +191,12 @@ def test_template_variables_cannot_replace_fields_of_the_request(name: str) -> N
         render(bundle("x"), MESSAGES, template_kwargs={name: "y"})
 
 
+def test_a_request_takes_precedence_over_the_defaults_of_template_variables() -> None:
+    model = msgspec.structs.replace(bundle("{{ thinks }}|{{ tone }}"), template_kwargs={"thinks": False, "tone": "dry"})
+    assert render(model, MESSAGES) == "False|dry"
+    assert render(model, MESSAGES, template_kwargs={"thinks": True}) == "True|dry"
+
+
 PARTS = "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
 
 
