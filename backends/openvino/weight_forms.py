@@ -4,7 +4,8 @@ The weights of a matrix are `scale * (quant - zero_point)`, in groups along its 
 zero points are no integers. Then a weight costs less without them: a group's weights are all off by the same amount, so
 a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
-* For products in float32, 4-bit weights lose their zero points so. Nothing else changes: the weights are the same.
+* For products in float32, 4-bit weights lose their zero points so. The weights are the same; queries, keys and values
+  are computed by one product.
 * For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
   product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
   integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
@@ -14,7 +15,7 @@ a second, small product adds what is missing, the sum of the group's inputs time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ _SMALL = 2**20
 _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
+_WORTH_MERGING = 3
+"""Products with the same inputs, such as queries, keys and values, from which on it is faster to compute them as one, with
+one second product, and to split the result."""
+
 
 _Sums = dict[tuple[str, int], openvino.Output]
 """The sums of the groups of a product's inputs, `[.., groups]`, by the output that they come from."""
@@ -37,19 +42,26 @@ _Sums = dict[tuple[str, int], openvino.Output]
 
 def use_integers(model: openvino.Model) -> None:
     """Change the model so that products with quantised weights can be computed with integers."""
-    _change(model, _with_integers)
+    sums: _Sums = {}
+    for product in _products(model):
+        if (weights := _weights(product)) is not None:
+            _with_integers(product, weights, sums)
+    model.validate_nodes_and_infer_types()
 
 
 def use_floats(model: openvino.Model) -> None:
     """Change the model so that products with quantised weights take less time in float32."""
-    _change(model, _without_zero_points)
-
-
-def _change(model: openvino.Model, change: Callable[[openvino.Node, _Weights, _Sums], None]) -> None:
     sums: _Sums = {}
-    for product in [node for node in model.get_ops() if _multiplies_matrix(node)]:
-        if (weights := _weights(product)) is not None:
-            change(product, weights, sums)
+    by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
+    for product in _products(model):
+        by_inputs.setdefault(_name(product.input_value(0)), []).append(product)
+    for products in by_inputs.values():
+        changed = [(product, weights) for product in products if (weights := _weights_to_sign(product)) is not None]
+        if len(changed) >= _WORTH_MERGING:
+            _merge(changed, sums)
+        else:
+            for product, weights in changed:
+                _replace(product, _without_zero_points(product.input_value(0), weights, sums))
     model.validate_nodes_and_infer_types()
 
 
@@ -62,15 +74,36 @@ def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> No
         _use(product, _dequantised(_eight_bits(weights)))
     else:
         _use(product, _dequantised(rounded))
-        _add(product, weights.scales * offsets, sums)
+        users = product.output(0).get_target_inputs()
+        total = opset13.add(product, _correction(product.input_value(0), weights.scales * offsets, sums))
+        _redirect(users, product.output(0), total.output(0))
 
 
-def _without_zero_points(product: openvino.Node, weights: _Weights, sums: _Sums) -> None:
-    if weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
-        return
+def _merge(products: list[tuple[openvino.Node, _Weights]], sums: _Sums) -> None:
+    """Compute products with the same inputs as one, and split the result."""
+    quants, scales, zero_points = (
+        np.concatenate([weights[part] for _, weights in products]) for part in range(len(_Weights._fields) - 1)
+    )
+    inputs = products[0][0].input_value(0)
+    total = _without_zero_points(inputs, _Weights(quants, scales, zero_points, bits=4), sums)
+    rows = opset13.constant(np.array([len(weights.quants) for _, weights in products], np.int64))
+    split = opset13.variadic_split(total, opset13.constant(np.int64(-1)), rows)
+    for (product, _), part in zip(products, split.outputs(), strict=True):
+        _redirect(product.output(0).get_target_inputs(), product.output(0), part)
+
+
+def _without_zero_points(inputs: openvino.Output, weights: _Weights, sums: _Sums) -> openvino.Node:
+    """Return the product of `inputs` with weights of 4 bits."""
     signed = _pairs(weights.quants ^ np.uint8(8), openvino.Type.i4)  # quant - 8
-    _use(product, opset13.multiply(opset13.convert(signed, "f32"), opset13.constant(weights.scales)))
-    _add(product, weights.scales * (np.float32(8) - weights.zero_points), sums)
+    groups = opset13.multiply(opset13.convert(signed, "f32"), opset13.constant(weights.scales))
+    product = opset13.matmul(inputs, _matrix(groups), False, True)
+    return opset13.add(product, _correction(inputs, weights.scales * (np.float32(8) - weights.zero_points), sums))
+
+
+def _weights_to_sign(product: openvino.Node) -> _Weights | None:
+    """Return the weights of a product if they have 4 bits, in groups of `GROUP_SIZE`, and zero points that are no integers."""
+    weights = _weights(product)
+    return weights if weights is not None and weights.bits == 4 and weights.quants.shape[2] == GROUP_SIZE else None
 
 
 def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:
@@ -94,9 +127,16 @@ class _Weights(NamedTuple):
         return (self.quants - self.zero_points) * self.scales
 
 
+def _products(model: openvino.Model) -> list[openvino.Node]:
+    return [node for node in model.get_ops() if _multiplies_matrix(node)]
+
+
 def _multiplies_matrix(node: openvino.Node) -> bool:
     """Tell whether `node` multiplies vectors with the rows of a matrix of weights."""
-    if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
+    if node.get_type_name() != "MatMul":
+        return False
+    attributes = node.get_attributes()
+    if attributes["transpose_a"] or not attributes["transpose_b"]:
         return False
     inputs, matrix = (node.input_value(number).get_partial_shape() for number in (0, 1))
     return bool(inputs.rank.is_static and matrix.is_static) and len(matrix) == 2
@@ -127,30 +167,42 @@ def _path(node: openvino.Node) -> Iterator[openvino.Node]:
 
 
 def _use(product: openvino.Node, weights: openvino.Node) -> None:
-    shape = [*product.input_value(1).get_shape()]
-    matrix = opset13.reshape(weights, opset13.constant(np.array(shape, np.int64)), special_zero=False)
-    product.input(1).replace_source_output(matrix.output(0))
+    product.input(1).replace_source_output(_matrix(weights).output(0))
 
 
-def _add(product: openvino.Node, offsets: npt.NDArray[np.float32], sums: _Sums) -> None:
-    """Add the product of the inputs with weights that are off by `offsets`, `[rows, groups, 1]`, to `product`.
+def _matrix(weights: openvino.Node) -> openvino.Node:
+    """Return weights in groups, `[rows, groups, group size]`, as a matrix."""
+    rows, groups, size = weights.shape
+    return opset13.reshape(weights, opset13.constant(np.array([rows, groups * size], np.int64)), special_zero=False)
+
+
+def _replace(product: openvino.Node, other: openvino.Node) -> None:
+    _redirect(product.output(0).get_target_inputs(), product.output(0), other.output(0))
+
+
+def _redirect(users: Iterable[openvino.Input], old: openvino.Output, new: openvino.Output) -> None:
+    new.set_names(old.get_names())
+    old.set_names(set())
+    for user in users:
+        user.replace_source_output(new)
+
+
+def _correction(inputs: openvino.Output, offsets: npt.NDArray[np.float32], sums: _Sums) -> openvino.Node:
+    """Return the product of `inputs` with weights that are off by `offsets`, `[rows, groups, 1]`.
 
     `sums` has those that products with the same inputs share.
     """
-    inputs = product.input_value(0)
-    key = (inputs.get_node().get_name(), inputs.get_index())
+    key = _name(inputs)
     if key not in sums:
         rank = len(inputs.get_partial_shape())
         groups = opset13.constant(np.array([*[0] * (rank - 1), offsets.shape[1], GROUP_SIZE], np.int64))
         grouped = opset13.reshape(inputs, groups, special_zero=True)
         sums[key] = opset13.reduce_sum(grouped, opset13.constant(np.array([rank], np.int64)), keep_dims=False).output(0)
-    users = product.output(0).get_target_inputs()
-    added = opset13.matmul(sums[key], opset13.constant(np.ascontiguousarray(offsets[..., 0])), False, True)
-    total = opset13.add(product, added)
-    total.output(0).set_names(product.output(0).get_names())
-    product.output(0).set_names(set())
-    for user in users:
-        user.replace_source_output(total.output(0))
+    return opset13.matmul(sums[key], opset13.constant(np.ascontiguousarray(offsets[..., 0])), False, True)
+
+
+def _name(output: openvino.Output) -> tuple[str, int]:
+    return output.get_node().get_name(), output.get_index()
 
 
 def _eight_bits(weights: _Weights) -> _Weights:
