@@ -13,6 +13,9 @@ from lmi_handlers.engine.outbox import join
 _UNREAD = 256
 """Maximum number of outputs per sequence that are queued individually."""
 
+_UNREAD_IN_ALL = 4096
+"""The same for a request with many sequences, if that is at least four per sequence. Each output takes a kilobyte."""
+
 _NOTHING = SequenceOutput(0, -1, TokenOutput(request_id="", token_ids=[]), 0.0)
 """An output of no sequence."""
 
@@ -25,7 +28,7 @@ class UnreadOutputs:
     """
 
     def __init__(self, sequences: int) -> None:
-        self._max_unread = _UNREAD * sequences
+        self._max_unread = min(_UNREAD * sequences, max(_UNREAD_IN_ALL, 4 * sequences))
         self._queue: queue.SimpleQueue[SequenceOutput | LMIError] = queue.SimpleQueue()
         self._behind = threading.Lock()
         self._joined: list[SequenceOutput] = []
@@ -48,6 +51,8 @@ class UnreadOutputs:
                     # Keep one: an empty list would mean that the reader has caught up.
                     self._joined += join(self._unjoined[:-1])
                     del self._unjoined[:-1]
+                    if len(self._joined) > self._max_unread:
+                        self._joined = join(self._joined)
 
     def wake(self) -> None:
         """Let the reader return from `take`. If it has not got all items yet, it will do so anyway."""

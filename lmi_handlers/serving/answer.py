@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
-from lmi_handlers.core.event_loop import RunBeside, at_once
+from lmi_handlers.core.event_loop import RunBeside, at_once, give_way
 from lmi_handlers.core.outputs import FinishReason, TextDelta, TokenOutput
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import InFlightRequest
@@ -136,7 +136,9 @@ class Answer:
                 for batch in generation:
                     if generation.truncated is not None:
                         self._note_cut(generation.truncated)
-                    chunk = b"".join([self._feed(item) for item in batch])
+                    chunk = b"".join(
+                        [self._feed(item) for item in (batch if len(batch) <= _AT_ONCE else _in_turns(batch))]
+                    )
                     if not chunk and time.monotonic() >= generation.silent_at:
                         chunk = self._formatter.keep_alive()
                     yield chunk
@@ -247,6 +249,14 @@ class Answer:
         return at_once if self._formatter.waits else self._runner(size)
 
 
+def _in_turns(batch: Iterable[SequenceOutput]) -> Iterator[SequenceOutput]:
+    """Give way between outputs: a request with many sequences, or whose client has not read for long, has thousands."""
+    for number, item in enumerate(batch, 1):
+        yield item
+        if not number % _AT_ONCE:
+            give_way()
+
+
 def _tell(reader: Listener, output: SequenceOutput | None) -> None:
     if output is None or output.output.finish_reason is not None or _size(output.output) > _LARGE:
         reader.resume()
@@ -275,6 +285,9 @@ def _unforeseen(error: Exception) -> RequestFailed:
 
 _BYTES_PER_TOKEN = 128
 """Bytes of a vector, whose numbers take about as long to write as JSON as a token."""
+
+_AT_ONCE = 64
+"""Outputs after which other requests get a turn, as in the engine's client."""
 
 _LARGE = 1024
 """Tokens that take a few milliseconds to format. More would delay other clients, so they run off the event loop."""

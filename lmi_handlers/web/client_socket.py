@@ -27,6 +27,7 @@ import struct
 import termios
 import time
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -227,13 +228,15 @@ class ClientSocket:
             data, self._held = self._held + data, b""
             self._write(data, *flags)
 
-    def write_chunk(self, data: bytes, *, last: bool = False) -> bool:
-        """Write a part of the answer's body, framed as gunicorn does, as far as the client takes it without waiting.
+    def write_chunks(self, parts: Iterable[bytes], *, last: bool = False) -> bool:
+        """Write parts of the answer's body, framed as gunicorn does, as far as the client takes them without waiting.
 
-        Returns False if some of it is left. `flush` sends that, within the time limits. If it is the `last` part, it is sent
-        together with the empty chunk that ends the answer, which must follow at once.
+        Returns False if some of it is left. `flush` sends that, within the time limits. If they are the `last` parts, they
+        are sent together with the empty chunk that ends the answer, which must follow at once.
         """
-        self._held += b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if self._chunked:
+            parts = [b"%X\r\n%b\r\n" % (len(part), part) for part in parts]
+        self._held += b"".join(parts)
         self._ahead = 0
         if last and self._chunked:
             return True

@@ -177,12 +177,7 @@ class StreamBody:
 
     def _write(self, sock: ClientSocket, chunk: bytes, *, last: bool = False) -> bool:
         """Write without waiting. Returns False if something is left for `flush`."""
-        if not self._by_record:
-            return not chunk or sock.write_chunk(chunk, last=last)
-        complete = True
-        for part in self._parts(chunk):
-            complete = sock.write_chunk(part, last=last)
-        return complete
+        return not chunk or sock.write_chunks(self._parts(chunk), last=last)
 
     def _write_last(self, sock: ClientSocket, chunk: bytes) -> None:
         if not self._write(sock, chunk, last=True):

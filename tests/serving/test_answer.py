@@ -34,7 +34,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient, InFlightRequest
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.answer import Answer, _in_turns
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -264,3 +264,11 @@ def stream_of(client: EngineClient, tmp_path: Path, **options: Any) -> tuple[Ans
         Parsed(request, JsonLinesFormatter, str),
     )
     return answer, generation
+
+
+def test_others_get_turns_among_many_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[float] = []
+    monkeypatch.setattr("lmi_handlers.core.event_loop.time.sleep", turns.append)
+    outputs = [SequenceOutput(1, index, TokenOutput(request_id="r", token_ids=[1]), 0.0) for index in range(1000)]
+    assert list(_in_turns(outputs)) == outputs
+    assert turns == [0] * 15

@@ -151,9 +151,9 @@ def test_chunks_are_written_without_waiting_for_the_client() -> None:
     head, chunk = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * MIB
     with answering() as (sock, client):
         sock.sendall(head)
-        assert sock.write_chunk(b"short")
+        assert sock.write_chunks([b"short"])
         written = 1
-        while sock.write_chunk(chunk):
+        while sock.write_chunks([chunk]):
             written += 1
         expected = head + b"5\r\nshort\r\n" + (b"100000\r\n" + chunk + b"\r\n") * written + b"0\r\n\r\n"
         assert sock.ask(), "no byte may come between the parts of a chunk"
@@ -169,7 +169,7 @@ def test_chunks_are_written_without_waiting_for_the_client() -> None:
             received += client.recv(MIB)
         waiting.join()
         assert received == expected
-        assert sock.write_chunk(b"not chunked any more")
+        assert sock.write_chunks([b"not chunked any more"])
         assert client.recv(100) == b"not chunked any more"
 
 
@@ -177,7 +177,7 @@ def test_flush_fails_if_the_client_has_left() -> None:
     with answering() as (sock, client):
         sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         client.close()
-        wait_until(lambda: not sock.write_chunk(b"x"))
+        wait_until(lambda: not sock.write_chunks([b"x"]))
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             sock.flush()
 

@@ -257,3 +257,36 @@ def test_a_client_that_has_left_ends_only_its_own_request(
     wait_until(lambda: bool(serving.request.logged))
     assert isinstance(serving.raised, OSError)
     assert len(serving.request.logged) == 1
+
+
+class CountingSocket(socket.socket):
+    """Counts what is sent with one call."""
+
+    sends = 0
+
+    def send(self, *arguments: Any) -> int:
+        self.sends += 1
+        return super().send(*arguments)
+
+
+@pytest.mark.parametrize("has_all", [False, True])
+def test_the_records_of_a_chunk_are_written_at_once(chunks: Chunks, *, has_all: bool) -> None:
+    """One by one, those for a client that does not read are copied again and again: a megabyte of them took a second."""
+    server, client = socket.socketpair()
+    with CountingSocket(fileno=server.detach()) as counted, client:
+        sock = ClientSocket(counted, Limits(client_timeout=20, keepalive=20), {})
+        sock.begin_request()
+        sock.sendall(HEAD)
+        body = StreamBody(Request(sock), b"", iter(chunks), by_record=True, telling=chunks)
+        body.share_turns()
+        chunks.has_all = has_all
+        chunks.put(b"record\n" * 1000)
+        chunks.put(None)
+        before = counted.sends
+        parts = [part for part in body if part]
+        sock.sendall(b"0\r\n\r\n")
+        body.close()
+        assert not parts
+        assert counted.sends - before < 5
+        received = client.makefile("rb").read(len(HEAD) + 1000 * len(b"7\r\nrecord\n\r\n"))
+        assert received == HEAD + b"7\r\nrecord\n\r\n" * 1000
