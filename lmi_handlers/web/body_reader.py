@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ class BodyReader:
         self._reader = request.body.reader
         self._left: int | None = self._reader.length if isinstance(self._reader, LengthReader) else None
         self.complete = self._left == 0
+        self._turn_ends = math.inf
         if isinstance(self._reader, ChunkedReader):
             self._reader.parser = _in_turns(self._reader.parser)
         request.body.reader = self
@@ -36,6 +38,15 @@ class BodyReader:
         """Like gunicorn's `read`. Raises `MalformedRequest`, `RequestTimeout` and `ClientDisconnected`."""
         if self.complete:
             return b""
+        now = time.monotonic()
+        if (
+            now > self._turn_ends
+        ):  # what arrives fast never makes anybody wait, for example while gunicorn drops the rest
+            give_way()
+            now = time.monotonic()
+            self._turn_ends = now + _TURN
+        elif self._turn_ends == math.inf:
+            self._turn_ends = now + _TURN
         try:
             return self._read(size)
         except Exception:

@@ -15,6 +15,7 @@ from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
 
 from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.plugins import installed
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
 from lmi_handlers.web.stream_body import StreamBody
@@ -97,6 +98,10 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             return super().handle_request(listener_name, req, sock, addr)
         finally:
             sock.end_request(complete=req.body.reader.complete)
+            if (
+                req.unreader.buf.tell() or sock.has_input()
+            ):  # the next request has come early, and nobody would wait for it
+                give_way()
 
     def is_already_handled(self, respiter: Any) -> bool:
         """Called by gunicorn with each response body. Another one than ours may be made of ours, by WSGI middleware."""

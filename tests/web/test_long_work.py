@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import requests
 from facts import says
 from neighbours import Neighbours
-from raw_http import connect, head
+from raw_http import connect, head, read_to_end
 from serving import Server
 from waiting import wait_until
 
@@ -85,6 +87,29 @@ def test_a_body_with_a_chunk_for_each_byte_does_not_delay_other_clients(server: 
     with Neighbours(server), connect(server, head("/invocations", "Transfer-Encoding: chunked")) as sock:
         sock.sendall(b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n")
         assert sock.recv(1024).startswith(b"HTTP/1.1 424 ")
+
+
+def test_requests_that_come_before_the_last_answer_do_not_delay_other_clients(server: Server) -> None:
+    """Nobody ever waits for such a client, so its requests would be answered one after another, and no others."""
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
+    with Neighbours(server), connect(server) as sock:
+        early = threading.Thread(
+            target=sock.sendall, args=((ping + b"\r\n") * 30_000 + ping + b"Connection: close\r\n\r\n",)
+        )
+        early.start()
+        answers = read_to_end(sock)
+        early.join()
+    assert answers.count(b"HTTP/1.1 200 OK") == 30_001
+
+
+def test_the_rest_of_a_body_that_nobody_reads_does_not_delay_other_clients(server: Server) -> None:
+    """It is dropped for as long as it arrives, for up to 30 seconds."""
+    with Neighbours(server), connect(server, head("/nowhere", f"Content-Length: {1 << 40}")) as sock:
+        ends = time.monotonic() + 6
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < ends:
+                sock.sendall(bytes(1 << 20))
+        assert sock.recv(1024).startswith(b"HTTP/1.1 404 ")
 
 
 def test_rejection_names_the_limit(server: Server) -> None:
