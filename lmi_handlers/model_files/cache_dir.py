@@ -27,14 +27,19 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
     mounts /opt/ml/model read-only, and may run the container without a writable home directory. Raises `ConfigError` if
     that folder may hold somebody else's files.
     """
-    named: Path | None = declared_variables(ProcessSettings)["cache_dir"].value(environ)
-    if named is not None:
+    if (named := named_cache_dir(environ)) is not None:
         return named
     if home := environ.get("XDG_CACHE_HOME"):
         preferred = Path(home) / "lmi-handlers"
     else:
         preferred = Path(environ.get("HOME", "/")) / ".cache" / "lmi-handlers"
     return preferred if can_write(preferred) else own_temporary_folder("lmi-handlers")
+
+
+def named_cache_dir(environ: Mapping[str, str]) -> Path | None:
+    """Return `$LMI_CACHE_DIR`, or None if it is not set."""
+    named: Path | None = declared_variables(ProcessSettings)["cache_dir"].value(environ)
+    return named
 
 
 def model_cache(properties: ServingProperties, environ: Mapping[str, str]) -> ModelCache:

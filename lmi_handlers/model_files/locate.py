@@ -18,7 +18,7 @@ from lmi_handlers.core.install import install_command
 from lmi_handlers.core.near_file import did_you_mean
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
-from lmi_handlers.model_files.complete import check_complete, check_json, is_part
+from lmi_handlers.model_files.complete import MAX_JSON, check_complete, check_json, is_part
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
 from lmi_handlers.model_files.needed import ALL_WEIGHTS, TOKENIZER
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
@@ -81,17 +81,23 @@ def find_gguf(model_id: str | None, model_dir: Path | None) -> Path | None:
 def find_config(properties: ServingProperties, cache_dir: Path) -> Path | None:
     """Return the config.json of the model, or None if it has none or has not been downloaded yet.
 
-    Of a hub model it is the one in the hub's cache. Nothing is sent over the network.
+    Of a hub model it is the one in the hub's cache. Nothing is sent over the network. None, too, for one that is larger
+    than any JSON file may be: loading says so.
     """
-    model_dir = properties.model_folder
     with contextlib.suppress(ConfigError, OSError, UnicodeError):
-        if properties.model_id is None:
-            return None if model_dir is None else _file(model_dir / "config.json")
-        local = _local_path(properties.model_id, model_dir)
-        if local is not None:
-            return _file(local / "config.json")
-        return cached_config(properties.model_id, revision=properties.revision, cache_dir=cache_dir)
+        file = _config(properties, cache_dir)
+        return file if file is not None and file.stat().st_size <= MAX_JSON else None
     return None
+
+
+def _config(properties: ServingProperties, cache_dir: Path) -> Path | None:
+    model_dir = properties.model_folder
+    if properties.model_id is None:
+        return None if model_dir is None else _file(model_dir / "config.json")
+    local = _local_path(properties.model_id, model_dir)
+    if local is not None:
+        return _file(local / "config.json")
+    return cached_config(properties.model_id, revision=properties.revision, cache_dir=cache_dir)
 
 
 def _file(path: Path) -> Path | None:

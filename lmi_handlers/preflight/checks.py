@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,7 @@ from lmi_handlers.engine.formatters_process import check_loading
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.media.sounds import sound_loader
-from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache
+from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache, named_cache_dir
 from lmi_handlers.model_files.fetch import preview
 from lmi_handlers.model_files.hub import ask_hub
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_gguf, locate_model
@@ -97,6 +98,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     yield from configuration.loaded.warnings(backend)
     if excess := _excess_memory(properties, backend):
         yield excess
+    yield from _open_folders(properties)
     yield from registry().unusable.values()
     if configuration.shadow is not None:
         yield from map(of_shadow, configuration.shadow.loaded.warnings(configuration.shadow.backend))
@@ -117,6 +119,15 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
             f"{name} is a variable of TGI, but the invoke routes answer as LMI does, with an object where TGI has a list: "
             "option.tgi_compat=true makes them answer as TGI, and false ends this warning"
         )
+
+
+def _open_folders(properties: ServingProperties) -> Iterator[str]:
+    """Yield a warning for each named folder in which every user can plant files. Whose it is may differ on a mount."""
+    named = {"option.sessions_path": properties.sessions_path, "LMI_CACHE_DIR": named_cache_dir(os.environ)}
+    for name, folder in named.items():
+        with contextlib.suppress(OSError):
+            if folder is not None and (mode := Path(folder).stat().st_mode) & stat.S_IWOTH:
+                yield f"{name}={folder}: every user can write there (mode {stat.S_IMODE(mode):o}): chmod o-w"
 
 
 def _misnamed(configuration: Configuration) -> Iterator[str]:

@@ -149,9 +149,9 @@ class _Answering:
         try:
             complete = self._send()
             if not complete:
-                self._client.send(STOPPED, text=True)
-        except OSError:
-            pass  # the client has left
+                self._tell(STOPPED, text=True)
+        except _HasLeft:
+            pass
         except Exception:
             logger.exception("a WebSocket's request was not answered")
             self._client.close(CloseCode.INTERNAL_ERROR, "the answer could not be completed")
@@ -173,13 +173,24 @@ class _Answering:
                     if self._stopped:
                         return False
                     if record:
-                        self._client.send(record, text=is_text and is_utf8(record))
+                        self._tell(record, text=is_text and is_utf8(record))
                         is_empty = False
             if is_empty and not self._stopped:  # the client waits for a message
-                self._client.send(b"", text=is_text)
+                self._tell(b"", text=is_text)
             return not self._stopped
         finally:
             response.close()
+
+    def _tell(self, data: bytes, *, text: bool) -> None:
+        """Send a message. Raises `_HasLeft`."""
+        try:
+            self._client.send(data, text=text)
+        except OSError as error:
+            raise _HasLeft from error
+
+
+class _HasLeft(Exception):
+    """The client has left, or reads too slowly."""
 
 
 class _Listening:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
+from lmi_handlers.model_files.complete import MAX_JSON
 from lmi_handlers.model_files.locate import find_config, find_gguf
 
 LLAMA = ("LlamaForCausalLM",)
@@ -323,6 +325,15 @@ def test_auto_reads_the_architecture_of_a_hub_model_that_has_been_downloaded(
         ServingProperties(model_id="org/na..me"),
     ):
         assert find_config(properties, tmp_path) is None
+
+
+def test_a_config_that_is_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    os.truncate(config, MAX_JSON)
+    assert find_config(ServingProperties(model_dir=str(tmp_path)), tmp_path) == config
+    os.truncate(config, MAX_JSON + 1)
+    assert find_config(ServingProperties(model_dir=str(tmp_path)), tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"architectures": null}'])

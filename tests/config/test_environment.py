@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import pytest
-from facts import raises, says
+from facts import raises, says, tell
 from lmi_command import lmi
 
 from backends.options_page import SETTINGS
@@ -173,3 +173,19 @@ def test_file_with_nearly_the_right_name_causes_a_warning(tmp_path: Path, name: 
     )
     (tmp_path / "serving.properties").write_text("")
     assert not list(warnings(read_configuration(environ)))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o775, 0o777])
+def test_warning_for_a_named_folder_that_every_user_can_write_to(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setenv("LMI_CACHE_DIR", str(folder))
+    environ = {"OPTION_ROLLING_BATCH": "echo", "SAGEMAKER_SESSIONS_PATH": str(folder)}
+    found = list(warnings(read_configuration(environ)))
+    expected = (
+        [f"option.sessions_path {folder} 777 chmod", f"LMI_CACHE_DIR {folder} 777 chmod"] if mode == 0o777 else []
+    )
+    assert tell(found, expected), found

@@ -496,5 +496,17 @@ def test_a_bug_of_ours_closes_with_1011() -> None:
         assert close_code(read_to_end(client)) == 1011
 
 
+def test_an_error_of_a_file_is_not_taken_for_a_client_that_has_left() -> None:
+    app = Flask(__name__)
+
+    def records() -> Iterator[bytes]:
+        yield b"one\n"
+        raise OSError(28, "No space left on device")
+
+    app.add_url_rule("/invocations", view_func=lambda: Response(records()), methods=["POST"])
+    with conversing(app, frame(2, bytes(200)), patience=0.5) as client:
+        assert close_code(read_to_end(client).removeprefix(b"\x81\x04one\n")) == 1011
+
+
 def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
