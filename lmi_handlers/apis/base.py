@@ -23,7 +23,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `accept` is the `Accept` header. `stream` is true if the client called SageMaker's streaming API. `adapter` comes
     from the header or the argument of the query that `adapter_field` names; the body takes precedence. `context` is what
-    the model's input formatter returned for its output formatter.
+    the model's input formatter returned for its output formatter. `opaque` is true for a body that only an input formatter
+    may read, because it is no JSON object, or exceeds the limits of one.
     """
 
     data: bytes
@@ -34,10 +35,16 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     adapter: str | None = None
     adapter_field: str = "adapters"
     context: bytes = b""
+    opaque: bool = False
 
     @cached_property
     def fields(self) -> Mapping[str, msgspec.Raw]:
-        """The fields of a JSON body, not decoded yet. Raises `InvalidJson`, or `InvalidBody` if it is not an object."""
+        """The fields of a JSON body, not decoded yet. Texts and `opaque` bodies have none.
+
+        Raises `InvalidJson`, or `InvalidBody` if it is not an object.
+        """
+        if self.opaque or self.content_type == "text/plain":
+            return {}
         return decode_typed(self.data, dict[str, msgspec.Raw])
 
     def parsed_by(self, dialect: Dialect) -> Parsed:

@@ -7,9 +7,12 @@ grows with the text, and it regularly lets other requests run.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 
 import msgspec
 
+from lmi_handlers.core.errors import PayloadTooLarge
 from lmi_handlers.core.event_loop import give_way
 
 
@@ -38,10 +41,8 @@ def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -
     in_string = False
     while start < len(data) and containers + members + commas <= enough:
         end = _chunk_end(data, start, chunk)
-        # Once escaped backslashes and quotes are removed, every remaining quote starts or ends a string.
-        parts = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[1 if in_string else 0 :: 2]).translate(None, _NOT_STRUCTURAL)
-        in_string ^= len(parts) % 2 == 0
+        outside, in_string = _outside_strings(data[start:end], in_string)
+        outside = outside.translate(None, _NOT_STRUCTURAL)
         containers += outside.count(b"[") + outside.count(b"{")
         members += outside.count(b":")
         commas += outside.count(b",")
@@ -50,6 +51,41 @@ def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -
         if not chunks % _CHUNKS_A_TURN:
             give_way()
     return JsonShape(containers, members, commas)
+
+
+def outer_text(data: bytes, name: str, *, most: int, chunk: int = 1 << 16) -> str | None:
+    """Return the text that a JSON object has under `name`, or None if there is none. The first one counts.
+
+    What stands before it takes as long as `json_shape`, and others get their turns as often. Nothing but that text is
+    decoded. Raises `PayloadTooLarge` if more than `most` objects within it have the name, too.
+    """
+    begin = _OBJECT.match(data)
+    if begin is None:
+        return None
+    key = f'"{name}"'.encode()
+    place = begin.end() - 1
+    depth = chunks = 0
+    in_string = False
+    for number, found in enumerate(_places(data, key), 1):
+        if number > most:
+            raise PayloadTooLarge(
+                f"the request body has more than {most} JSON objects with the field {name} (option.max_json_containers)",
+                code="too_many_values",
+            )
+        if not number % _NAMES_A_TURN:
+            give_way()
+        if data[found - 1 : found] == b"\\":  # before a name, there is no backslash
+            continue
+        while place < found:
+            end = found if found - place <= chunk else _chunk_end(data, place, chunk)
+            outside, in_string = _outside_strings(data[place:end], in_string)
+            depth += sum(map(outside.count, _OPENING)) - sum(map(outside.count, _CLOSING))
+            place = end
+            if place < found and not (chunks := chunks + 1) % _CHUNKS_A_TURN:
+                give_way()
+        if depth == 1 and not in_string and (match := _TEXT_MEMBER.match(data, found + len(key))):
+            return _text(match[1])
+    return None
 
 
 def count_members(value: object) -> int:
@@ -66,6 +102,33 @@ def count_members(value: object) -> int:
     return members
 
 
+def _outside_strings(piece: bytes, in_string: bool) -> tuple[bytes, bool]:
+    """Return what of a piece is outside of strings, and whether it ends within one. It must not split an escape sequence."""
+    if in_string and b'"' not in piece:  # most of an image, or of a long text
+        return b"", True
+    # Once escaped backslashes and quotes are removed, every remaining quote starts or ends a string.
+    parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+    return b"".join(parts[1 if in_string else 0 :: 2]), in_string ^ (len(parts) % 2 == 0)
+
+
+def _places(data: bytes, key: bytes) -> Iterator[int]:
+    for start in range(0, len(data), _SEARCHED):
+        if start:
+            give_way()
+        end = start + _SEARCHED + len(key) - 1
+        place = data.find(key, start, end)
+        while place != -1:
+            yield place
+            place = data.find(key, place + 1, end)
+
+
+def _text(literal: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(literal, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def _chunk_end(data: bytes, start: int, chunk: int) -> int:
     """Return where a chunk that begins at `start` can end without splitting an escape sequence."""
     end = start + chunk
@@ -76,4 +139,9 @@ def _chunk_end(data: bytes, start: int, chunk: int) -> int:
 
 
 _CHUNKS_A_TURN = 4
+_NAMES_A_TURN = 256
+_SEARCHED = 1 << 18
+_OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
+_TEXT_MEMBER = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.){0,8192}")')
 _NOT_STRUCTURAL = bytes(byte for byte in range(256) if byte not in b"[{:,")

@@ -291,7 +291,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     add_store_routes(front, routes.management, apps, properties, may_manage)
     pages = shown_pages(settings, properties, os.environ)
     dispatcher = Dispatcher(
-        front, apps, access, limit, lambda path, environ: any(page.is_for(path, environ) for page in pages)
+        front, apps, access, properties, lambda path, environ: any(page.is_for(path, environ) for page in pages)
     )
     if has_console:
         apps.recent = RecentRequests(recent_dir(apps.runtime_dir))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import threading
 
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Request
 
-from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.core.errors import PayloadTooLarge, QueueFull, UnsupportedMediaType
 from lmi_handlers.core.event_loop import give_way
 
 _PIECE = 1 << 16
@@ -30,6 +31,22 @@ class ArrivingBodies:
     def of(cls, max_request_size: int) -> ArrivingBodies:
         """Set the limit to four bodies of the maximum size, and at least 256 MiB."""
         return cls(max(256 << 20, 4 * max_request_size))
+
+    def whole(self, request: Request, max_request_size: int) -> bytes:
+        """Read the body of a request to our API. Raises `PayloadTooLarge` if it has more than `max_request_size` bytes.
+
+        Raises `UnsupportedMediaType` if it is compressed, and `QueueFull`.
+        """
+        coding = request.headers.get("Content-Encoding", "identity")
+        if coding.lower() not in ("", "identity"):
+            raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
+        try:
+            data = self.read(request)
+        except RequestEntityTooLarge:
+            data = None
+        if data is None or len(data) > max_request_size:
+            raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
+        return data
 
     def read(self, request: Request) -> bytes:
         """Read the body of a request to its end. Raises `QueueFull`, and werkzeug's `RequestEntityTooLarge`.

@@ -29,7 +29,7 @@ from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.continuation import FIELD as CONTINUATION
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.body_dialects import BodyDialects
-from lmi_handlers.web.exchange import Exchange, take_continuation
+from lmi_handlers.web.exchange import Exchange, given_continuation, take_continuation
 
 CONTENT_TYPES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
 
@@ -94,10 +94,13 @@ class BatchBodies:
                 code="batch_deadline_exceeded",
             )
         self._budget.check_json(payload.data)
-        payload, dialect, change = self._dialects.choose(exchange, payload, usage)
-        if exchange.continuation is not None or take_continuation(payload)[0] is not None:
+        formatted, dialect, change = self._dialects.choose(exchange, payload, usage)
+        token = exchange.continuation
+        if formatted is not payload and self._model.continues:
+            token = token or given_continuation(payload)
+        if token is not None or take_continuation(formatted)[0] is not None:
             raise UnsupportedFeature("answers in a batch are not cut, and none is continued there", field=CONTINUATION)
-        parsed = change(payload.parsed_by(dialect))
+        parsed = change(formatted.parsed_by(dialect))
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
         within = self._model.deadline(usage.started, exchange.connected)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
+import msgspec
 from werkzeug.wrappers import Request
 
 from lmi_handlers.apis.base import Dialect, Payload
@@ -11,11 +13,14 @@ from lmi_handlers.apis.custom_formatting import Formatting
 from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import PayloadTooLarge
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import Change, unchanged
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.custom_code import headers_for_code, invoke_of
 from lmi_handlers.web.exchange import Exchange
+
+_OBJECT = re.compile(rb"\s*\{")
 
 
 class BodyDialects:
@@ -29,10 +34,27 @@ class BodyDialects:
             None if model.formatters is None else Formatting(model.formatters, properties, lambda: model.facts)
         )
 
-    @property
-    def any_content(self) -> bool:
-        """True if bodies may be anything, because the model may have an input formatter."""
-        return self._formatting is not None
+    def checked(self, payload: Payload, *, is_json: bool) -> Payload:
+        """Check the size of a body before it is decoded. `is_json` says that its content type is JSON's.
+
+        If the model may have an input formatter, other bodies may be anything. Raises `PayloadTooLarge`.
+        """
+        if payload.content_type == "text/plain":
+            self._budget.check_text(payload.data)
+        elif is_json or self._formatting is None:
+            self._budget.check_json(payload.data)
+        elif self._is_opaque(payload.data):
+            return msgspec.structs.replace(payload, opaque=True)
+        return payload
+
+    def _is_opaque(self, data: bytes) -> bool:
+        if _OBJECT.match(data) is None:
+            return True
+        try:
+            self._budget.check_json(data)
+        except PayloadTooLarge:
+            return True
+        return False
 
     def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect, Change]:
         """Return the body to parse, its dialect, and the change to make once it is parsed. Raises the error of a formatter."""
@@ -43,8 +65,9 @@ class BodyDialects:
         asked = Request(exchange.environ)  # Flask's is gone once the answer to JSON lines has begun
         invoke = invoke_of(payload.request_id, headers_for_code(asked), asked.args.items(multi=True), payload.data)
         formatted = self._formatting.format_input(payload, invoke, new_calls)
-        if formatted is not payload:
+        if formatted is not payload or payload.opaque:
             self._budget.check_json(formatted.data)
+            formatted = msgspec.structs.replace(formatted, opaque=False)
         dialect = self._endpoint.of(formatted)
         change = partial(self._formatting.format_output, payload=formatted, dialect=dialect, new_calls=new_calls)
         return formatted, dialect, change

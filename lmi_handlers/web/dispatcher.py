@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
-import msgspec
 from flask import Flask
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.server import DOCUMENT_PATHS
-from lmi_handlers.core.errors import InvalidRequest, LMIError, PayloadTooLarge
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.event_loop import RunBeside
+from lmi_handlers.core.json_shape import outer_text
 from lmi_handlers.core.request_path import path_text
 from lmi_handlers.models.held_model import HeldModel, uses_model
 from lmi_handlers.models.model_apps import ModelApps
@@ -35,6 +35,8 @@ _OF_SERVER = re.compile(
 _NAMED = re.compile(r"/(?:predictions|models)/([^/]+)(?:/|$)")
 _TARGET = "HTTP_X_AMZN_SAGEMAKER_TARGET_MODEL"
 _ARCHIVE = ".tar.gz"
+_FIELD = "model"
+"""The field of OpenAI's, vLLM's and TEI's bodies that names the model."""
 
 
 class Refusal(NamedTuple):
@@ -43,15 +45,6 @@ class Refusal(NamedTuple):
     error: LMIError
     model: str
     arrived: float
-
-
-class _Body(msgspec.Struct):
-    """The field of OpenAI's, vLLM's and TEI's bodies that names the model."""
-
-    model: str | None = None
-
-
-_decoder = msgspec.json.Decoder(_Body)
 
 
 class Dispatcher:
@@ -67,7 +60,7 @@ class Dispatcher:
         front: Flask,
         apps: ModelApps,
         access: AccessControl,
-        max_request_size: int,
+        properties: ServingProperties,
         is_for_front: Callable[[str, Mapping[str, Any]], bool] = lambda path, environ: False,  # noqa: ARG005
     ) -> None:
         """`is_for_front` tells by path and environment of further requests that they are about the server itself."""
@@ -77,7 +70,8 @@ class Dispatcher:
         front.wsgi_app = PathReader(self._dispatch)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
         self._apps = apps
         self._access = access
-        self._max_request_size = max_request_size
+        self._max_request_size = properties.max_request_size
+        self._max_objects = properties.max_json_containers
         self._bodies: ArrivingBodies = front.extensions["lmi_bodies"]
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -137,8 +131,7 @@ class Dispatcher:
         if default is not None and len(models) == 1:
             return default
         if environ["REQUEST_METHOD"] == "POST" and _may_be_json(environ.get("CONTENT_TYPE", "")):
-            data = read()
-            named = _model_of(data) if b'"model"' in data else None
+            named = outer_text(read(), _FIELD, most=self._max_objects)
             found = None if named is None else self._apps.called(named)
             if found is not None or (named is not None and default is None):
                 return found or named
@@ -153,12 +146,7 @@ class Dispatcher:
 
     def _read(self, environ: dict[str, Any], request: Any) -> bytes:
         """Read the body, and leave it in the environment for whoever answers."""
-        try:
-            data = self._bodies.read(request)
-        except RequestEntityTooLarge:
-            data = None
-        if data is None or len(data) > self._max_request_size:
-            raise PayloadTooLarge(f"the request body is larger than max_request_size ({self._max_request_size} bytes)")
+        data = self._bodies.whole(request, self._max_request_size)
         environ["wsgi.input"] = io.BytesIO(data)
         environ["CONTENT_LENGTH"] = str(len(data))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
@@ -169,13 +157,6 @@ def _may_be_json(content_type: str) -> bool:
     """Tell whether a body may be JSON. `curl -d` calls it a form, and the invoke routes take that."""
     mimetype = content_type.partition(";")[0].strip().lower()
     return "json" in mimetype or mimetype in ("", "application/x-www-form-urlencoded")
-
-
-def _model_of(data: bytes) -> str | None:
-    try:
-        return _decoder.decode(data).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # whoever answers says what is wrong
 
 
 def _listed(names: Iterable[str], limit: int = 10) -> str:

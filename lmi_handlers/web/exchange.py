@@ -12,7 +12,6 @@ from functools import partial
 import msgspec
 from flask import Response, current_app
 from werkzeug.datastructures import EnvironHeaders, Headers
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.base import Dialect, Payload, dialect_name
 from lmi_handlers.apis.decoding import decode_typed
@@ -25,9 +24,7 @@ from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidRequest,
     LMIError,
-    PayloadTooLarge,
     QueueFull,
-    UnsupportedMediaType,
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
@@ -43,7 +40,7 @@ from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.arriving_bodies import ArrivingBodies
 from lmi_handlers.web.connection import client_connected, current_request, hold_next, limit_writes
 from lmi_handlers.web.flask_parts import LeanResponse
-from lmi_handlers.web.identity import INFERENCE_ID, identify
+from lmi_handlers.web.identity import INFERENCE_ID, check_no_session, identify
 from lmi_handlers.web.inner_request import HANDSHAKE
 from lmi_handlers.web.receipt import receipt_attributes, tenant_of
 from lmi_handlers.web.stream_body import Closing, StreamBody
@@ -67,9 +64,10 @@ class Exchange:
     `counts` is false for a request that the metrics leave out, for example one that generates nothing. `hurries` is false
     for one that SageMaker's time limits do not apply to: then no deadline cuts its answer. `explains` is set
     for one that is only explained. `continuation` is the token for a body without one, known once the body is.
+    Without `takes_session`, the request must name none.
     """
 
-    def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
+    def __init__(self, dialect: Dialect, *, counts: bool = True, takes_session: bool = False) -> None:
         extensions = current_app.extensions
         model: Served = extensions["lmi_model"]
         self.http = current_request()
@@ -78,6 +76,7 @@ class Exchange:
         self.usage = Usage(started=self._arrived, key_label=environ.get(KEY_LABEL, ""))
         self.explains: Mapping[str, Dialect] | None = environ.get(EXPLAINS)
         self.counts = counts and self.explains is None
+        self._takes_session = takes_session
         self.forwarded_api = headers.get(_FORWARDED_API)
         self.hurries = self.forwarded_api != "InvokeEndpointAsync"
         self._request: GenerationRequest | None = None
@@ -116,19 +115,13 @@ class Exchange:
         self.continuation = attributes.get(continuation.ATTRIBUTE)
         self._set_attributes(self._attributes)
         check_headers(headers.get, attributes)
+        if not self._takes_session:
+            check_no_session(headers)
         return self.any_body(max_request_size)
 
     def any_body(self, max_request_size: int) -> bytes:
         """Read the request body like `body`, whatever the headers ask for."""
-        coding = self.http.headers.get("Content-Encoding", "identity")
-        if coding.lower() not in ("", "identity"):
-            raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
-        try:
-            data = self._arriving.read(self.http)
-        except RequestEntityTooLarge:
-            data = None
-        if data is None or len(data) > max_request_size:
-            raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
+        data = self._arriving.whole(self.http, max_request_size)
         self.usage.started = time.monotonic()  # predict_timeout does not include the upload
         return data
 
@@ -162,8 +155,7 @@ class Exchange:
 
     def keep_continuation(self, payload: Payload) -> None:
         """Note the token of a body that the model's input formatter replaces: formatters need not know the field."""
-        with contextlib.suppress(InvalidRequest):  # a field of the model's own that is no text
-            self.continuation = take_continuation(payload)[0] or self.continuation
+        self.continuation = given_continuation(payload) or self.continuation
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""
@@ -321,7 +313,7 @@ def take_continuation(payload: Payload) -> tuple[str | None, Payload]:
     Raises `InvalidBody` if it is not a text.
     """
     name = continuation.FIELD
-    if f'"{name}"'.encode() not in payload.data or payload.content_type == TEXT:
+    if f'"{name}"'.encode() not in payload.data:
         return None, payload  # spares it from decoding the fields
     fields: Mapping[str, msgspec.Raw] = {}
     with contextlib.suppress(InvalidRequest):  # the dialect says what is wrong with the body
@@ -331,6 +323,13 @@ def take_continuation(payload: Payload) -> tuple[str | None, Payload]:
     data = msgspec.json.encode({key: value for key, value in fields.items() if key != name})
     token = None if bytes(fields[name]) == b"null" else decode_typed(fields[name], str, prefix=name)
     return token, msgspec.structs.replace(payload, data=data)
+
+
+def given_continuation(payload: Payload) -> str | None:
+    """Return the continuation token of a body that the model's input formatter replaces, if it has one."""
+    with contextlib.suppress(InvalidRequest):  # a field of the model's own that is no text
+        return take_continuation(payload)[0]
+    return None
 
 
 def request_id(headers: Headers) -> str:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 import msgspec
 from werkzeug.datastructures import Headers
 
+from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
 
@@ -21,6 +22,8 @@ SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 
 NEW_SESSION = "NEW_SESSION"
 """Value of that header, and of `requestType`, with which a client asks for a session."""
+
+NO_SESSION = "sessions belong to /invocations and its other names"
 
 ATTRIBUTE = "idempotency-key"
 """The custom attribute that stands for the header, which SageMaker does not pass on."""
@@ -46,3 +49,9 @@ def identify(
         seed = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") or 1
         params = msgspec.structs.replace(params, seed=seed)
     return msgspec.structs.replace(request, identity=identity, owner=usage.owner, sampling_params=params)
+
+
+def check_no_session(headers: Headers, why: str = NO_SESSION) -> None:
+    """Raise `UnsupportedFeature` if the request names a session."""
+    if headers.get(SESSION_ID):
+        raise UnsupportedFeature(f"{SESSION_ID} is not supported: {why}")

@@ -13,7 +13,8 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
 from lmi_handlers.web.body_dialects import BodyDialects
 from lmi_handlers.web.exchange import Exchange
-from lmi_handlers.web.sessions import Sessions, refuse_session
+from lmi_handlers.web.identity import check_no_session
+from lmi_handlers.web.sessions import Sessions
 
 
 class InvocationsView:
@@ -31,7 +32,7 @@ class InvocationsView:
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  only one
         """Answer `POST /invocations`, `/predictions/<model>` or `/models/<model>/invoke`."""
-        exchange = Exchange(self._endpoint.native)
+        exchange = Exchange(self._endpoint.native, takes_session=True)
         try:
             self._check_model(model or exchange.argument("model_name"))
             payload = self._payload(exchange)
@@ -41,13 +42,11 @@ class InvocationsView:
                 if is_batch(payload.data):
                     if exchange.explains is not None:
                         raise UnsupportedFeature("several JSON lines are not explained: send one")
-                    refuse_session("JSON lines belong to no session: send each as a request of its own")
+                    why = "JSON lines belong to no session: send each as a request of its own"
+                    check_no_session(exchange.http.headers, why)
                     lines = self._batches.lines(exchange, payload)
                     return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
-            if payload.content_type == "text/plain":
-                self._budget.check_text(payload.data)
-            elif exchange.http.is_json or not self._dialects.any_content:
-                self._budget.check_json(payload.data)
+            payload = self._dialects.checked(payload, is_json=exchange.http.is_json)
             if exchange.explains is None and (response := self._sessions.answer(exchange, payload)) is not None:
                 return response
             formatted, exchange.dialect, change = self._dialects.choose(exchange, payload, exchange.usage)

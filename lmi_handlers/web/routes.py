@@ -23,7 +23,6 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.custom_code import CustomCodeView
 from lmi_handlers.web.exchange import Exchange
 from lmi_handlers.web.invocations import InvocationsView
-from lmi_handlers.web.sessions import refuse_session
 from lmi_handlers.web.speech import SpeechView
 
 EXPLAINABLE = "lmi_explainable"
@@ -102,7 +101,6 @@ class _Views:
         def view() -> Response:
             exchange = Exchange(endpoint.dialect)
             try:
-                refuse_session("sessions belong to /invocations and its other names")
                 payload = self._payload(exchange)
                 exchange.dialect = endpoint.of(payload)
                 return exchange.generate(model, payload)

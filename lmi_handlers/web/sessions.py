@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from flask import Response, request
+from flask import Response
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_typed
-from lmi_handlers.apis.routes import TEXT
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.serving.conversation import continue_conversation
@@ -59,7 +58,7 @@ class Sessions:
 
     def answer(self, exchange: Exchange, payload: Payload) -> Response | None:
         """Answer a body that begins or ends a session. Returns None for any other body. Raises `InvalidRequest`."""
-        if payload.content_type == TEXT or b'"requestType"' not in payload.data or "requestType" not in payload.fields:
+        if b'"requestType"' not in payload.data or "requestType" not in payload.fields:
             return None
         exchange.counts = False
         self._check_enabled()
@@ -100,9 +99,3 @@ class Sessions:
             raise UnsupportedFeature(
                 "sessions are disabled (option.enable_stateful_sessions=false)", code="sessions_disabled"
             )
-
-
-def refuse_session(why: str) -> None:
-    """Raise `UnsupportedFeature` if the request names a session."""
-    if request.headers.get(SESSION_ID):
-        raise UnsupportedFeature(f"{SESSION_ID} is not supported: {why}")

@@ -15,7 +15,7 @@ from lmi_handlers.apis.structured_outputs import StructuredOutputsBody
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge
-from lmi_handlers.core.json_shape import JsonShape, count_members, json_shape
+from lmi_handlers.core.json_shape import JsonShape, count_members, json_shape, outer_text
 
 TEXTS = st.text(st.sampled_from('ab\\"\n{}[]:,é😀'))
 VALUES = st.recursive(
@@ -52,6 +52,31 @@ def test_measured_size_of_a_text_is_its_decoded_size(value: Any, ascii_only: boo
 @given(st.binary(max_size=200) | TEXTS.map(str.encode), st.sampled_from([2, 4, 6]))
 def test_measure_does_not_depend_on_chunk_boundaries(data: bytes, chunk: int) -> None:
     assert json_shape(data, chunk=chunk) == json_shape(data)
+
+
+NAMES = st.sampled_from(["model", "mode", 'model"', "\\model", "a"])
+INNER = st.recursive(
+    NAMES | TEXTS | st.none(), lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner), max_leaves=10
+)
+
+
+@given(st.dictionaries(NAMES, INNER), st.sampled_from([None, 1]), st.sampled_from([2, 4, 1 << 16]))
+def test_a_text_is_found_without_decoding_the_rest(value: dict[str, Any], indent: int | None, chunk: int) -> None:
+    text = value.get("model")
+    found = outer_text(json.dumps(value, indent=indent).encode(), "model", most=1000, chunk=chunk)
+    assert found == (text if isinstance(text, str) else None)
+
+
+@given(st.binary(max_size=100) | TEXTS.map(str.encode))
+def test_what_is_no_json_has_texts_or_none(data: bytes) -> None:
+    assert isinstance(outer_text(b'{"model":' + data, "model", most=1000), str | None)
+
+
+def test_a_name_within_too_many_objects() -> None:
+    data = json.dumps({"x": [{"model": "a"}] * 10, "model": "b"}).encode()
+    assert outer_text(data, "model", most=11) == "b"
+    with raises(PayloadTooLarge, "10 objects model option.max_json_containers", code="too_many_values"):
+        outer_text(data, "model", most=10)
 
 
 @given(VALUES, st.integers(1, 5), st.integers(1, 5))

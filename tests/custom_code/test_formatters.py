@@ -14,6 +14,7 @@ from facts import Said, says
 from formatter_scripts import IDENTITY, RESPONSES, SHOUTING, TOKENS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from neighbours import Neighbours
 from serving import Server
 from waiting import wait_until
 
@@ -34,7 +35,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = serve(
         tmp_path_factory.mktemp("formatters") / "m",
         files,
-        "option.formatter_timeout=2\noption.echo_tokens_per_second=40\n",
+        "option.formatter_timeout=2\noption.echo_tokens_per_second=40\noption.response_deadline=100\n",
     )
     yield server.wait_ready()
     server.stop()
@@ -91,6 +92,31 @@ def test_each_of_several_json_lines_is_formatted(tokens: Server) -> None:
     *lines, last = map(json.loads, answer.content.splitlines())
     assert [line["prompt"] for line in lines] == [record["question"] for record in records]
     assert last["code"] == 424
+
+
+def test_a_batch_continues_no_answer_even_if_a_formatter_drops_the_field(tokens: Server) -> None:
+    record = {"question": "ab", "parameters": {"max_new_tokens": 1}}
+    data = "".join(json.dumps(each) + "\n" for each in (record, record | {"continuation": "x"}))
+    answer = requests.post(
+        f"{tokens.url}/invocations", data, headers={"Content-Type": "application/jsonlines"}, timeout=60
+    )
+    plain, continued = map(json.loads, answer.content.splitlines())
+    assert plain["text"] == "A"
+    assert (continued["code"], says(continued["error"], "continuation: batch")) == (424, True)
+
+
+def test_other_clients_do_not_wait_for_a_large_body_of_any_type(identity: Server) -> None:
+    """A body that is not called JSON may be anything, and is not decoded to look for fields of the server's own."""
+    data = b'{"requestType": "x", "continuation": "x"' + b"".join(b',"%07d":1' % number for number in range(1_400_000))
+    with Neighbours(identity) as neighbours:
+        answer = identity.invoke(data=data + b"}", headers={"Content-Type": "application/octet-stream"})
+    assert answer.status_code in (413, 424), answer.text[:200]
+    assert neighbours.grown_mib < 150
+
+
+def test_a_body_that_is_no_json_may_have_the_name_of_any_field(tokens: Server) -> None:
+    answer = tokens.invoke(data=b'"requestType"', headers={"Content-Type": "text/csv"})
+    assert says(answer.json()["error"], "formatter"), answer.text
 
 
 def test_what_a_formatter_writes_in_several_lines_stays_one_line_of_a_batch(tokens: Server) -> None:

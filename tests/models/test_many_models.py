@@ -11,6 +11,8 @@ from facts import says
 from model_store import ECHO, StoreServer
 from waiting import still_running, wait_until
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
@@ -56,6 +58,31 @@ def test_requests_that_name_no_model_or_an_unknown_one_are_refused(server: Store
     entry = server.log_entry(chat.headers["x-request-id"])
     assert (entry["model"], entry["path"], entry["status"]) == ("zz", "/v1/chat/completions", 404)
     assert entry["error"] == "ModelNotFound: Model or workflow not found: zz"
+
+
+def test_management_is_logged_like_any_request(server: StoreServer) -> None:
+    found = server.ask("GET", "/models/a", headers={"x-request-id": "described"})
+    entry = server.log_entry("described")
+    assert found.headers["x-request-id"] == "described"
+    assert (entry["model"], entry["path"], entry["status"]) == ("a", "/models/a", 200)
+    missing = server.ask("DELETE", "/models/zz")
+    entry = server.log_entry(missing.headers["x-request-id"])
+    assert (entry["model"], entry["status"], entry["error_code"]) == ("zz", 404, "model_not_found")
+
+
+def test_management_reads_bodies_as_other_routes_do(server: StoreServer) -> None:
+    for headers, status in ({"Content-Encoding": "gzip"}, 415), ({"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}, 400):
+        answer = server.ask("POST", "/models", json={"url": "c", "model_name": "d"}, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert says(answer.json()["message"], f"{next(iter(headers))} not supported")
+
+
+def test_a_body_is_not_decoded_to_find_its_model(server: StoreServer) -> None:
+    """That would block other clients. So the model that is named says what is wrong."""
+    answer = server.ask("POST", "/v1/completions", data=b'{"x": {"model": "a"}, "model": "b", "prompt": ', headers=JSON)
+    assert answer.status_code == 400
+    assert says(answer.json()["error"]["message"], "not valid JSON"), answer.text
+    assert server.log_entry(answer.headers["x-request-id"])["model"] == "b"
 
 
 @pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded"])

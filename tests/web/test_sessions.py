@@ -159,7 +159,7 @@ def test_unfinished_messages_are_not_kept(server: Server) -> None:
     assert (answer.status_code, "continue_final_message" in answer.text) == (400, True)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/tokenize", "/chat_tokenize"])
 def test_other_routes_have_no_sessions(server: Server, path: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "inputs": "x"}
     answer = server.invoke(body, path=path, headers={SESSION_ID: begin(server)})
