@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ __all__ = [
 
 FILE_NAME = "serving.properties"
 DEFAULT = "default"
+
+MAX_FILE = 1 << 20
+"""Bytes of serving.properties."""
+
+_LINE_END = re.compile(r"\r\n?|\n")
+_BLANKS = " \t\f"
+_COMMENTS = ("#", "!")
+
 NEAR = 0.85
 """Similarity from which a name counts as a misspelling of another: max_tokns does, my_threshold does not."""
 
@@ -202,7 +210,15 @@ def read_properties(path: Path) -> dict[str, str]:
     import javaproperties  # only here: most processes never read the file, and this also imports XML and HTTP clients
 
     try:
-        properties: dict[str, str] = javaproperties.loads(path.read_text(encoding="utf-8-sig"))
+        if path.exists() and not (
+            path.is_file() or path.is_dir()
+        ):  # nobody writes into a named pipe, and others have no end
+            raise ConfigError(f"{path} cannot be read: it is not a file")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise ConfigError(f"{path} has more than {MAX_FILE} bytes")
+        properties: dict[str, str] = javaproperties.loads("\n".join(_whole_lines(data.decode("utf-8-sig"))))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -212,6 +228,21 @@ def read_properties(path: Path) -> dict[str, str]:
     except javaproperties.InvalidUEscapeError as error:
         raise ConfigError(f"{path} is not a properties file: {error}") from error
     return properties
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Yield the lines, each with those that continue it. javaproperties itself needs hours for a million bytes of these."""
+    lines = iter(_LINE_END.split(text))
+    for line in lines:
+        part = line.lstrip(_BLANKS)
+        if part[:1] in ("", *_COMMENTS):
+            continue
+        parts = []
+        while (len(part) - len(part.rstrip("\\"))) % 2:
+            parts.append(part[:-1])
+            part = next(lines, "").lstrip(_BLANKS)
+        whole = "".join([*parts, part])
+        yield f"\\{whole}" if whole.startswith(_COMMENTS) else whole
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import javaproperties
@@ -15,7 +16,7 @@ from serving_properties import load
 
 from backends import declaration, registry
 from lmi_handlers.config.no_effect import NO_EFFECT
-from lmi_handlers.config.properties import ServingProperties, load_properties, read_properties
+from lmi_handlers.config.properties import MAX_FILE, ServingProperties, load_properties, read_properties
 from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 
@@ -45,6 +46,38 @@ def test_grammar(tmp_path: Path, text: str, properties: dict[str, str]) -> None:
     path = tmp_path / "serving.properties"
     path.write_bytes(text.encode())
     assert read_properties(path) == properties
+
+
+@given(text=st.text("ab=: \t\f\\#!\n\ru", max_size=30))
+def test_lines_that_are_continued_are_read_as_by_javaproperties(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "continued.properties"
+    path.write_bytes(text.encode())
+    try:
+        expected = javaproperties.loads(text)
+    except javaproperties.InvalidUEscapeError:
+        with raises(ConfigError, "continued.properties properties file"):
+            read_properties(path)
+        return
+    assert read_properties(path) == expected
+
+
+def test_a_long_file_is_read_in_no_time(tmp_path: Path) -> None:
+    """javaproperties itself would need hours: it looks at a line from its beginning each time that it is continued."""
+    path = tmp_path / "serving.properties"
+    path.write_text("a=" + "b\\\n" * 340_000)
+    assert read_properties(path) == {"a": "b" * 340_000}
+    path.write_text("a" * (MAX_FILE + 1))
+    with raises(ConfigError, f"{path} {MAX_FILE} bytes"):
+        read_properties(path)
+
+
+def test_a_named_pipe_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "serving.properties"
+    os.mkfifo(path)
+    with raises(ConfigError, f"{path} not file"):
+        read_properties(path)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
