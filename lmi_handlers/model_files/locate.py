@@ -196,8 +196,20 @@ def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
 
 
 def _check_checkpoint(folder: Path, name: str, *, weights: bool) -> None:
-    """Raise `ConfigError` for a checkpoint with an unreadable configuration, missing shards or no tokenizer."""
-    _read_json(folder / "config.json", name)
+    """Raise `ConfigError` for a checkpoint with an unreadable configuration, missing shards or no tokenizer.
+
+    Also for one whose files name another model: libraries would load that too, from anywhere and without our checks.
+    """
+    if "speculators_config" in _read_json(folder / "config.json", name):  # vLLM would serve the model that it names
+        raise ConfigError(
+            f"{name} is a draft model (speculators_config in its config.json): option.model_id must name the model that it "
+            "drafts for, and option.speculative_config the draft model"
+        )
+    processor = folder / "processor_config.json"
+    if (folder / "audio_tokenizer_config.json").exists() or (
+        processor.is_file() and "audio_tokenizer" in _read_json(processor, name)
+    ):
+        raise ConfigError(f"{name} names another model, for sounds (audio_tokenizer), which is not supported")
     for single in ("model.safetensors", "pytorch_model.bin") if weights else ():  # in transformers' order
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():

@@ -339,6 +339,30 @@ def test_folder_without_weights(tmp_path: Path, weights: str | None) -> None:
         resolve(str(folder), tmp_path, weights=False)
 
 
+def test_a_draft_model_cannot_name_the_model_that_is_served(tmp_path: Path) -> None:
+    """vLLM would download the verifier itself, or take any folder, and serve that instead."""
+    folder = make_folder(tmp_path / "m")
+    verifier = {"speculators_config": {"verifier": {"name_or_path": "nobody/pickled"}}}
+    (folder / "config.json").write_text(json.dumps(verifier))
+    for weights in (True, False):
+        with raises(ConfigError, f"option.model_id: {folder} draft speculators_config option.speculative_config"):
+            resolve(str(folder), tmp_path, weights=weights)
+
+
+def test_a_processor_cannot_name_another_model(tmp_path: Path) -> None:
+    """transformers would download it, with whatever weights."""
+    folder = make_folder(tmp_path / "m")
+    config = {"audio_tokenizer": {"audio_tokenizer_class": "BertModel", "audio_tokenizer_name_or_path": "nobody/none"}}
+    (folder / "processor_config.json").write_text(json.dumps(config))
+    with raises(ConfigError, f"option.model_id: {folder} another audio_tokenizer"):
+        resolve(str(folder), tmp_path)
+    (folder / "processor_config.json").write_text("{}")
+    assert resolve(str(folder), tmp_path) == folder
+    (folder / "audio_tokenizer_config.json").write_text(json.dumps(config["audio_tokenizer"]))
+    with raises(ConfigError, f"option.model_id: {folder} another audio_tokenizer"):
+        resolve(str(folder), tmp_path)
+
+
 def test_invalid_hub_id(tmp_path: Path) -> None:
     with raises(ConfigError, "existing hub id"):
         resolve("not a hub id", tmp_path)
