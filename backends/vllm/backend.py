@@ -133,7 +133,9 @@ class VLLMBackend(Backend):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         path = checkpoint(model, cls.declaration.name)
-        arguments = engine_arguments(path, properties, backend=cls.declaration, adapters=len(model.adapters))
+        arguments = engine_arguments(
+            path, properties, backend=cls.declaration, adapters=len(model.adapters), report=report
+        )
         configure_offloading(cls.declaration, properties, arguments, model)
         if model.thinking is not None and arguments.reasoning_config is None:
             arguments.reasoning_config = reasoning_config(model.thinking)

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -41,7 +41,9 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.option import text_of
 from lmi_handlers.config.properties import NEAR, ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.complete import check_complete
+from lmi_handlers.model_files.hub import download
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.secure_mode import SecureMode
 
@@ -60,6 +62,9 @@ TOKENIZER_FILE = "tokenizer.json"
 _EXECUTORS = (None, "mp", "uni", "ray")
 """Supported executors. The others expect someone else to start their workers."""
 
+_WITHOUT_DRAFT = ("ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
+"""Methods of `option.speculative_config` that load no draft model."""
+
 TEXT_LAYER = (
     "model_id",
     "revision",
@@ -69,12 +74,17 @@ TEXT_LAYER = (
 
 
 def engine_arguments(
-    path: Path, properties: ServingProperties, *, backend: BackendDeclaration = DECLARATION, adapters: int = 0
+    path: Path,
+    properties: ServingProperties,
+    *,
+    backend: BackendDeclaration = DECLARATION,
+    adapters: int = 0,
+    report: Callable[[str], None] | None = None,
 ) -> EngineArgs:
     """Return the arguments for the model in `path` with this number of adapters.
 
-    `backend` declares the options that are read: vLLM's, or those of another backend that runs on vLLM. Raises `ConfigError` with
-    the name of the option.
+    `backend` declares the options that are read: vLLM's, or those of another backend that runs on vLLM. With `report`, a
+    draft model on the hub is downloaded. Raises `ConfigError` with the name of the option, or `LoadFailed`.
     """
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     texts = {"max_num_seqs": str(DEFAULT_BATCH_SIZE)} | _declared(properties, backend, fields)
@@ -102,7 +112,7 @@ def engine_arguments(
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     _check_quantization(arguments)
     _check_alone(arguments, pools=properties.pools)
-    _check_draft(arguments, properties)
+    _local_draft(arguments, properties, report)
     check_offloading(backend, properties, arguments)
     if arguments.distributed_executor_backend == "ray":
         check_requirements(properties, os.environ)
@@ -155,21 +165,48 @@ def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
         raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {ONE_ENGINE}")
 
 
-def _check_draft(arguments: EngineArgs, properties: ServingProperties) -> None:
-    """Raise `ConfigError` if the weights of a draft model on this machine are pickled or cut off, as for the model itself.
+def _local_draft(
+    arguments: EngineArgs, properties: ServingProperties, report: Callable[[str], None] | None = None
+) -> None:
+    """Raise `ConfigError` if the weights of a draft model are pickled or cut off, as for the model itself.
 
-    vLLM itself downloads others, and secure mode cannot search these.
+    One on the hub is downloaded if there is a `report`, as vLLM itself would take any weights, and search none.
     """
-    draft = arguments.spec_model or (arguments.speculative_config or {}).get("model")
-    if not isinstance(draft, str):
+    given = arguments.speculative_config or {}
+    draft, method = arguments.spec_model or given.get("model"), arguments.spec_method or given.get("method")
+    if not isinstance(draft, str) or method in _WITHOUT_DRAFT or (method is None and _names_a_method(draft)):
         return
-    if (folder := Path(draft)).is_dir():
-        check_complete(folder)
-        check_weights(folder, properties)
-    elif SecureMode.from_environ(os.environ) is not None:
-        raise ConfigError(
-            f"the draft model {draft} must be a folder in secure mode, because downloads of vLLM are not searched"
+    folder = Path(draft)
+    if not folder.is_dir():
+        if "://" in draft and SecureMode.from_environ(os.environ) is not None:
+            raise ConfigError(f"the draft model {draft} must be a folder or a hub id in secure mode")
+        if report is None or "://" in draft:
+            return
+        folder = download(
+            draft,
+            "",
+            revision=given.get("revision"),
+            cache_dir=default_cache_dir(os.environ),
+            report=report,
+            allow_pickle=properties.allow_pickle,
+            option="the draft model",
         )
+        if not (properties.allow_pickle or any(folder.glob("*.safetensors"))):
+            raise ConfigError(
+                f"the draft model {draft} has no safetensors: pickled weights need option.allow_pickle=true"
+            )
+        if arguments.spec_model is not None:
+            arguments.spec_model = str(folder)
+        else:
+            arguments.speculative_config = {**given, "model": str(folder)}
+    check_complete(folder)
+    check_weights(folder, properties)
+
+
+def _names_a_method(draft: str) -> bool:
+    """Tell whether vLLM takes the name of a draft model for a method: `ngram`, or a class of the operator's."""
+    parts = draft.split(".")
+    return draft in ("ngram", "[ngram]") or (len(parts) > 1 and all(map(str.isidentifier, parts)))
 
 
 def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:

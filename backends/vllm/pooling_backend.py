@@ -99,7 +99,7 @@ class VLLMPoolingBackend(Backend):
     ) -> VLLMPoolingBackend:
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         path = checkpoint(model, DECLARATION.name)
-        arguments = engine_arguments(path, properties)
+        arguments = engine_arguments(path, properties, report=report)
         asked = _pooler_config(arguments)
         pooler = read_pooler(path) if properties.embeds else None
         if isinstance(pooler, SpladePooler):

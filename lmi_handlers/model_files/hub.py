@@ -16,6 +16,7 @@ from lmi_handlers.model_files.secure_mode import check_fetched
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _IGNORED = [*UNUSED, *WEIGHTS[1:]]
+_OPTION = "option.model_id"
 
 
 def check_hub_id(repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path) -> None:
@@ -67,11 +68,13 @@ def download(
     local_files_only: bool = False,
     allow_pickle: bool = False,
     weights: bool = True,
+    option: str = _OPTION,
 ) -> Path:
     """Download a repository into the hub's own cache, or into ours if that is not writable.
 
     With `local_files_only`, it must have been downloaded already. With `allow_pickle`, `*.bin` files are downloaded if
-    there are no safetensors, and without `weights`, neither. Raises `ConfigError`, or `LoadFailed` if another try may help.
+    there are no safetensors, and without `weights`, neither. Raises `ConfigError`, or `LoadFailed` if another try may help;
+    both say which `option` names the repository.
     """
     try:
         from huggingface_hub import constants, snapshot_download
@@ -82,7 +85,7 @@ def download(
             RevisionNotFoundError,
         )
     except ImportError as error:
-        raise ConfigError(f"option.model_id: huggingface_hub is needed to download {repo_id}: {error}") from error
+        raise ConfigError(f"{option}: huggingface_hub is needed to download {repo_id}: {error}") from error
     target = _cache(Path(constants.HF_HUB_CACHE), cache_dir)
     report(f"downloading {repo_id}")
     fetch = functools.partial(
@@ -93,13 +96,11 @@ def download(
         if weights and allow_pickle and not any(path.glob("*.safetensors")):
             path = Path(fetch(ignore_patterns=[pattern for pattern in _IGNORED if pattern != "*.bin"]))
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _refusal(error, repo_id, revision) from error
+        raise _refusal(error, repo_id, revision, option) from error
     except HFValidationError as error:
-        raise ConfigError(
-            f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}"
-        ) from error
+        raise ConfigError(f"{option}: {repo_id!r} is neither an existing path nor a hub id{looked_in}") from error
     except OSError as error:
-        absent = f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, and"
+        absent = f"{option}: {repo_id} is neither a folder{looked_in} nor in {target}, and"
         raise _unavailable(error, absent, constants.ENDPOINT) from error
     check_fetched(path)
     return path
@@ -122,15 +123,17 @@ def _unavailable(error: OSError, absent: str, endpoint: str) -> ConfigError | Lo
     return load_failure(verdict, cause)
 
 
-def _refusal(error: Exception, repo_id: str, revision: str | None) -> ConfigError:
+def _refusal(error: Exception, repo_id: str, revision: str | None, option: str = _OPTION) -> ConfigError:
     """Say why the hub does not let a repository be downloaded."""
     from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return ConfigError(f"option.model_id: {repo_id} is gated; set HF_TOKEN to a token that may read it")
+        return ConfigError(f"{option}: {repo_id} is gated; set HF_TOKEN to a token that may read it")
     if isinstance(error, RevisionNotFoundError):
-        return ConfigError(f"option.revision: {repo_id} has no revision {revision}")
-    return ConfigError(f"option.model_id: {repo_id} is not on the Hugging Face hub, or private (HF_TOKEN)")
+        return ConfigError(
+            f"{'option.revision' if option == _OPTION else option}: {repo_id} has no revision {revision}"
+        )
+    return ConfigError(f"{option}: {repo_id} is not on the Hugging Face hub, or private (HF_TOKEN)")
 
 
 def ask_hub(repo_id: str, *, revision: str | None, cache_dir: Path) -> tuple[str, bool]:
