@@ -159,14 +159,12 @@ class PagedBackend(Backend):
     def warm_up(self) -> None:
         """Compute a prompt and a token, so that the first request need not wait until caches are filled and modules imported.
 
-        Both are done twice, and the second time is measured. Does nothing if prompts cannot be computed in parts.
+        Both are done twice, and the second time is measured.
         """
-        if not self._runner.takes_partial_prompts:
-            return
         length = min(WARM_UP_TOKENS, self._capabilities.max_model_len) - 1
         if length < 1:
             return
-        sequence = Sequence("warm-up", [0] * (length + 1), length + 1)
+        sequence = Sequence("warm-up", [0] * (length + 1), length + 1, prompt_len=length)
         sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
         chunks = SequenceChunk(sequence, 0, [0] * length, 1), SequenceChunk(sequence, length, [0], 1)
         for chunk in chunks:

@@ -352,8 +352,9 @@ def test_warm_up_of_a_model_for_a_single_token() -> None:
     assert runner.forwards == []
 
 
-def test_warm_up_leaves_nothing_behind() -> None:
-    runner = StoredTokensRunner(20)
+@pytest.mark.parametrize("partial", [True, False])
+def test_warm_up_leaves_nothing_behind(partial: bool) -> None:
+    runner = StoredTokensRunner(20, partial=partial)
     backend = make_backend(runner)
     backend.warm_up()
     assert len(runner.forwards) == 4
@@ -367,7 +368,7 @@ FIRST_REQUEST = """
 import sys
 from test_paged_backend import StoredTokensRunner, make_backend, request, run
 
-backend = make_backend(StoredTokensRunner(20))
+backend = make_backend(StoredTokensRunner(20, partial=sys.argv[1] == "partial"))
 backend.warm_up()
 imported = set(sys.modules)
 run(backend, [request("first", [0] * 20, max_tokens=5, logprobs=2, seed=1)])
@@ -375,11 +376,12 @@ print(sorted(set(sys.modules) - imported))
 """
 
 
-def test_the_first_request_imports_nothing() -> None:
+@pytest.mark.parametrize("prompts", ["partial", "whole"])
+def test_the_first_request_imports_nothing(prompts: str) -> None:
     folders = [str(ROOT / "tests" / "backends"), str(ROOT / "tests" / "support")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_REQUEST], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FIRST_REQUEST, prompts], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
 
