@@ -62,6 +62,9 @@ MAX_TEMPLATE = 131_072
 _MAX_VALUES = 100_000
 """Values in a list or dict, with those in the lists and dicts in it. One that is in two places counts twice."""
 
+_VALUES_PER_STEP = 2
+"""Values that are counted in the time of a pass through a loop."""
+
 _MAX_BITS = 4096
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _MAX_WIDTH = 1000
@@ -413,7 +416,10 @@ def _made(value: Any) -> Any:
                 f"the chat template makes a list or dict of more than {_MAX_VALUES} values or {MAX_SIZE} characters"
             )
         inner += [item for item in items if isinstance(item, dict | list | tuple)]
-    spend(_MAX_VALUES - left)
+    count = _MAX_VALUES - left
+    spend(count)
+    if count >= _VALUES_PER_STEP:
+        _step(count // _VALUES_PER_STEP)
     return value
 
 

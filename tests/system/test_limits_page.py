@@ -10,6 +10,7 @@ from build_site import ROOT
 from backends import declaration, grammar_compiler, grammar_trial, image_decoder, registry
 from backends.paged import memory, prefix_file, prefix_store
 from backends.paged.options import DEFAULT_PREFIX_CACHE_FILE_BYTES
+from lmi_handlers.config import properties
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
@@ -56,7 +57,8 @@ FIXED: dict[str, float] = {
     "idle connection": constant("lmi_handlers/launch/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
     "characters of a chat template": template_budget.MAX_TEMPLATE,
-    "passes through a chat template's loops; a macro's call is 8, and 100 characters read are 1": template_budget.MAX_STEPS,
+    "serving.properties": properties.MAX_FILE,
+    "passes through a chat template's loops; a macro's call is 8; 100 characters read, or 2 items made, are 1": template_budget.MAX_STEPS,
     "characters that a chat template makes per request": template_budget.MAX_SIZE,
     "time for rendering a chat template": template_budget.MAX_SECONDS,
     "fetching all images of a request, and all sounds": files.FETCH_TIMEOUT,

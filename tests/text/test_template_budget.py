@@ -45,6 +45,7 @@ STEPS = (
     TEXT + "{{ s == s }}" * 90,
     TEXT + "{{ s.find('b') }}" * 90,
     TEXT + "{{ s is lower }}" * 90,
+    "{% set x = 'a' %}" + "{% set x = [x, x] %}" * 15 + "{% set y = [x] %}" * 20,
     "".join(f"{{% set x{i} = range(9999)|map('string')|list %}}" for i in range(20)),
 )
 """With a tenth of the steps that there are."""
