@@ -26,6 +26,9 @@ SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 ALL_INTERFACES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 
+FRONT_HOST_VARIABLE = "LMI_FRONT_HOST"
+"""Set by what passes requests on to a server that listens on a Unix socket: the address on which it listens itself."""
+
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 WorkerCount = Annotated[int, msgspec.Meta(ge=1, le=256)]
 
@@ -138,6 +141,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"LMI_MANAGEMENT_ADDRESS must have a port of its own: {values['port']} is the server's")
         host = values["host"] or (LOOPBACK if local_runtime.enabled else default_host(environ))
         return cls(**values | {"model_dir": model_dir, "host": host, "store": store, "local_runtime": local_runtime})
+
+
+def behind_loopback(environ: Mapping[str, str]) -> bool:
+    """Tell whether only this machine reaches what passes requests on to this server, which listens on a Unix socket."""
+    return is_loopback(environ.get(FRONT_HOST_VARIABLE, ""))
 
 
 def default_host(environ: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.custom_code import REGISTER, CustomCode
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
+from lmi_handlers.config.server_settings import ServerSettings, behind_loopback, default_workers, is_loopback
 from lmi_handlers.config.tasks import SPEECH
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.event_loop import RunBeside
@@ -345,7 +345,7 @@ def _access(settings: ServerSettings, properties: ServingProperties) -> AccessCo
     return AccessControl(
         properties.cors_allowed_origin,
         _api_keys(os.environ.get(KEY), settings.api_key_file),  # a secret: read only here and kept out of the settings
-        loopback_only=is_loopback(settings.host),
+        loopback_only=is_loopback(settings.host) or behind_loopback(os.environ),
         loopback_port=loopback_port,
     )
 

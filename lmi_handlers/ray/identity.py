@@ -1,4 +1,4 @@
-"""Names this replica and its node: the labels of its metrics, and the fields of its log."""
+"""Says which replica this is, on which node, and where it listens: for the labels of its metrics, its log and its server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from lmi_handlers.core.log import NODE_VARIABLE, REPLICA_VARIABLE
 
@@ -32,6 +33,12 @@ def own_identity() -> Identity:
     listed = ray.nodes()  # type: ignore[no-untyped-call]
     node = next((each["NodeManagerAddress"] for each in listed if each["NodeID"] == own_node), own_node)
     return Identity(serve.get_replica_context().replica_id.unique_id, node)
+
+
+def listening_host() -> str:
+    """Return the address on which Ray Serve listens, and its replicas do too. Waits for Ray."""
+    client = _get_global_client()
+    return (client.http_config.host or "") if client is not None else ""
 
 
 def server_environ(environ: Mapping[str, str], identity: Identity) -> dict[str, str]:

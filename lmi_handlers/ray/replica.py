@@ -11,9 +11,10 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lmi_handlers.config.server_settings import FRONT_HOST_VARIABLE
 from lmi_handlers.ray.answering import answer_to
 from lmi_handlers.ray.cluster_metrics import ClusterMetrics
-from lmi_handlers.ray.identity import own_identity, server_environ
+from lmi_handlers.ray.identity import listening_host, own_identity, server_environ
 from lmi_handlers.ray.metrics_page import load_in
 from lmi_handlers.ray.routing.membership import Membership
 from lmi_handlers.ray.routing.router import Router, Routing, is_behind_haproxy
@@ -48,6 +49,7 @@ class Replica:
             self._router = Router(routing, Membership(Table(name), lambda: self._is_ready))
         elif routing is not None:  # a session's requests would go to any replica
             environ = {_SESSIONS_VARIABLE: "false", **environ}
+        environ = {**environ, FRONT_HOST_VARIABLE: await asyncio.to_thread(listening_host)}
         self._server = ReplicaServer(server_environ(environ, identity))
         self._metrics = ClusterMetrics(self._server.metrics, identity)
         try:

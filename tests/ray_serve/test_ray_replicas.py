@@ -215,6 +215,15 @@ def test_nobody_names_the_replica_that_answers_but_another_replica(on_ray: Serve
     assert answer.status_code == 421
 
 
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80"])
+def test_host_names_are_checked_on_loopback_as_without_ray(alone: Server, on_ray: Server, host: str) -> None:
+    headers = {"Host": host, "Origin": f"http://{host}"}
+    for server in (alone, on_ray):
+        answer = requests.post(f"{server.url}/invocations", json={"inputs": "x"}, headers=headers, timeout=60)
+        assert answer.status_code == 403
+        assert says(answer.text, f"{host} not allowed loopback")
+
+
 def test_a_websocket_is_refused(on_ray: Server) -> None:
     fields = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
     lines = ("GET /invocations HTTP/1.1", "Host: localhost", *fields, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")

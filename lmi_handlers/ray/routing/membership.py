@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from lmi_handlers.config.server_settings import ip_address
+from lmi_handlers.ray.identity import listening_host
 from lmi_handlers.ray.routing.members import ACTOR, Member
 from lmi_handlers.ray.routing.table import Table
 
@@ -117,8 +117,7 @@ class Membership:
 
 def _host() -> str:
     """Return the address at which other replicas reach this one: the one that Serve listens on, or that of the node."""
-    client = _get_global_client()
-    listens: str = client.http_config.host if client is not None else ""
+    listens = listening_host()
     address = ip_address(listens)
     if not listens or (address is not None and address.is_unspecified):
         node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
