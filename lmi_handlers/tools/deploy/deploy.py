@@ -12,6 +12,7 @@ import msgspec
 from backends import registry
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import tell
 from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.migration.vllm_variables import given_to_vllm
 from lmi_handlers.tools.client.aws import Aws
@@ -54,6 +55,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def deploy(options: Mapping[str, Any], how: Run) -> None:
     """Deploy what the options say. Raises `ConfigError` or `CallRefused`."""
     deployment, upload = _deployment(options, how)
+    if ignored := deployment.ignored:
+        tell("warning", f"without --autoscale, {' and '.join(ignored)} have no effect")
     uploads = [] if upload is None else upload.calls
     if how.dry_run:
         existing = _assumed(deployment, updates=how.update)

@@ -10,6 +10,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.s3_url import S3Url, is_s3, parse_s3_url
+from lmi_handlers.tools.deploy.options import SCALING_DEFAULTS
 
 DEPLOYMENT_TAG = "lmi:deployment"
 """On everything that `lmi deploy` creates. Its value is the endpoint's name. Nothing without it is ever deleted."""
@@ -103,6 +104,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def waits(self) -> bool:
         """Components and scaling targets can only be made once the endpoint is in service."""
         return bool(self.component or self.adapters or self.autoscale)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The options of autoscaling that are given without it, and so have no effect."""
+        if self.autoscale is not None:
+            return []
+        defaults = {"autoscale_target": None, **SCALING_DEFAULTS}
+        return [f"--{name.replace('_', '-')}" for name, default in defaults.items() if getattr(self, name) != default]
 
     @property
     def aws_tags(self) -> list[dict[str, str]]:

@@ -12,6 +12,10 @@ from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.calls import AwsCall
 from lmi_handlers.tools.deploy.deployment import DEPLOYMENT_TAG, UPLOAD_TAG
 
+SHADOWS = "ShadowProductionVariants"
+VARIANTS = ("ProductionVariants", SHADOWS)
+"""The lists of variants in descriptions of endpoints and of their configurations. `lmi deploy` makes no shadow variants."""
+
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """The endpoint and its inference components, described as the API does."""
@@ -82,7 +86,8 @@ def unused(aws: Aws, inventory: Inventory) -> Iterator[Leftover]:
     used = {item["Specification"].get("ModelName") for item in inventory.components}
     for configuration in configurations:
         call = AwsCall("sagemaker", "describe_endpoint_config", {"EndpointConfigName": configuration})
-        used |= {variant.get("ModelName") for variant in aws(call)["ProductionVariants"]}
+        described = aws(call)
+        used |= {variant.get("ModelName") for kind in VARIANTS for variant in described.get(kind, [])}
     models = list(_named(aws, "model", "Model", inventory.name))
     kept = {found.get(UPLOAD_TAG) for name, found in models if name in used}
     for name, found in models:

@@ -82,6 +82,20 @@ _COMPONENTS = (
     _option("--min-instances", type=click.IntRange(0), help="Let SageMaker add and remove instances as copies need."),
     _option("--max-instances", type=_POSITIVE),
 )
+SCALING_DEFAULTS = {
+    "min_capacity": 1,
+    "max_capacity": 2,
+    "scale_in_cooldown": 300,
+    "scale_out_cooldown": 60,
+}
+"""Defaults of options that are read with --autoscale only."""
+
+
+def _scaling(name: str, kind: click.IntRange, metavar: str | None = None) -> Callable[[F], F]:
+    default = SCALING_DEFAULTS[name.removeprefix("--").replace("-", "_")]
+    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar)
+
+
 _AUTOSCALING = (
     _option(
         "--autoscale",
@@ -90,10 +104,10 @@ _AUTOSCALING = (
         "own queue of waiting sequences, which it then publishes to CloudWatch; the backlog of an asynchronous endpoint.",
     ),
     _option("--autoscale-target", type=float, help="Value of the metric, per instance or copy, to keep."),
-    _option("--min-capacity", type=click.IntRange(0), default=1, show_default=True),
-    _option("--max-capacity", type=_POSITIVE, default=2, show_default=True),
-    _option("--scale-in-cooldown", type=click.IntRange(0), default=300, show_default=True, metavar="SECONDS"),
-    _option("--scale-out-cooldown", type=click.IntRange(0), default=60, show_default=True, metavar="SECONDS"),
+    _scaling("--min-capacity", click.IntRange(0)),
+    _scaling("--max-capacity", _POSITIVE),
+    _scaling("--scale-in-cooldown", click.IntRange(0), "SECONDS"),
+    _scaling("--scale-out-cooldown", click.IntRange(0), "SECONDS"),
 )
 _ASYNC = (
     _option("--async-output", metavar="S3_URI", help="Make the endpoint asynchronous, with its answers here."),

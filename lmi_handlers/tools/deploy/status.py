@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lmi_handlers.tools.deploy.inventory import Inventory
+from lmi_handlers.tools.deploy.inventory import SHADOWS, VARIANTS, Inventory
 from lmi_handlers.tools.deploy.run import FAILED, IN_SERVICE, status_of
 
 EXIT_FAILED = 1
@@ -39,8 +39,13 @@ def _lines(inventory: Inventory, endpoint: dict[str, Any]) -> Iterator[str]:
     status, reason = status_of(endpoint)
     yield f"endpoint {inventory.name}: {status} (configuration {endpoint['EndpointConfigName']})"
     yield from _reason(reason, f"lmi logs --name {inventory.name}")
-    for variant in endpoint.get("ProductionVariants", []):
-        yield f"  variant {variant['VariantName']}: {_counts(variant)}"
+    listed = [
+        ("shadow variant" if kind == SHADOWS else "variant", each)
+        for kind in VARIANTS
+        for each in endpoint.get(kind, [])
+    ]
+    for kind, variant in listed:
+        yield f"  {kind} {variant['VariantName']}: {_counts(variant)}"
         for item in variant.get("VariantStatus", []):
             yield f"    {item['Status']}{': ' + item['StatusMessage'] if item.get('StatusMessage') else ''}"
         for image in variant.get("DeployedImages", []):

@@ -343,6 +343,22 @@ def test_ctrl_c_while_waiting_deletes_nothing(server: AwsServer) -> None:
     assert lmi("undeploy", "--name", "slow").exit_code == 0
 
 
+def test_a_model_that_a_shadow_variant_uses_is_kept(server: AwsServer) -> None:
+    assert deploy("shadowed", *MODEL, "--component", "c").exit_code == 0
+    [model] = exists(server, "shadowed")["models"]
+    variant = {"VariantName": "s", "InstanceType": "ml.m5.xlarge", "InitialInstanceCount": 1}
+    client(server, "sagemaker").create_endpoint_config(
+        EndpointConfigName="by-hand",
+        ProductionVariants=[{**variant, "VariantName": "p"}],
+        ShadowProductionVariants=[{**variant, "ModelName": model}],
+    )
+    client(server, "sagemaker").update_endpoint(EndpointName="shadowed", EndpointConfigName="by-hand")
+    assert lmi("undeploy", "--name", "shadowed", "--component", "c").exit_code == 0
+    assert exists(server, "shadowed")["models"] == [model]
+    assert lmi("undeploy", "--name", "shadowed").exit_code == 0
+    assert nothing(server, "shadowed")
+
+
 def test_what_others_made_is_never_deleted(server: AwsServer) -> None:
     sagemaker = client(server, "sagemaker")
     variant = {

@@ -295,6 +295,17 @@ def test_options_that_cannot_work_are_refused(arguments: tuple[str, ...], messag
         assert says(result.stderr, message)
 
 
+def test_options_of_autoscaling_without_it_are_told() -> None:
+    arguments = ("--model-data", "s3://bucket/x", "--instance-type", "ml.g5.xlarge", "--dry-run")
+    result = lmi("deploy", *REQUIRED, *arguments, "--min-capacity", "0", "--scale-in-cooldown", "1")
+    assert result.exit_code == 0, result.output
+    assert says(result.stderr, "warning --autoscale --min-capacity --scale-in-cooldown no effect")
+    scales = lmi(
+        "deploy", *REQUIRED, *arguments, "--max-capacity", "3", "--autoscale", "queue", "--autoscale-target", "1"
+    )
+    assert "no effect" not in scales.stderr + lmi("deploy", *REQUIRED, *arguments).stderr
+
+
 def test_bounds_of_nested_values_are_checked() -> None:
     variant = {"VariantName": "v", "VolumeSizeInGB": 513}
     tags = [{"Key": "k", "Value": "v"}] * 51
