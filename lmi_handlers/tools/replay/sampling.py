@@ -19,18 +19,15 @@ _OF_TGI = re.compile(rb'\[\{"generated_text":"|data: ?\{"index":')
 
 
 def is_sampled(recorded: Recorded) -> bool:
-    """Tell whether an answer is drawn without a seed, as far as the request and the recorded answer say.
-
-    TGI draws if a body has no `parameters`, LMI does not.
-    """
+    """Tell whether an answer is drawn without a seed, as far as the request and the recorded answer say."""
     document = parsed(recorded.body)
     if not isinstance(document, Mapping):
         return False
     given = document.get("parameters")
-    if given is None and "inputs" in document and _is_of_tgi(recorded):
-        return True
-    fields: dict[str, Any] = {**document, **(given if isinstance(given, Mapping) else {})}
-    fields = {name: value for name, value in fields.items() if value is not None}
+    parameters: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    if "inputs" in document and _is_of_tgi(recorded):
+        return given is None or _draws_in_tgi(parameters)
+    fields = {name: value for name, value in {**document, **parameters}.items() if value is not None}
     if "seed" in fields or "random_seed" in fields or fields.get("do_sample") is False:
         return False
     if "temperature" in fields:
@@ -38,6 +35,18 @@ def is_sampled(recorded: Recorded) -> bool:
     if fields.get("do_sample") or any(name in fields for name in _SAMPLING):
         return True
     return any(name in document for name in _DRAWN_BY_DEFAULT)
+
+
+def _draws_in_tgi(parameters: Mapping[str, Any]) -> bool:
+    """Tell whether TGI draws with these `parameters`; without any, it does. LMI has other rules.
+
+    A temperature of 1 draws nothing by itself, and `do_sample: false` does not keep another one from it.
+    """
+    if parameters.get("seed") is not None:
+        return False
+    set_ones = (parameters.get(name) for name in ("top_k", "top_p", "typical_p"))
+    temperature = parameters.get("temperature")
+    return bool(parameters.get("do_sample")) or temperature not in (None, 1) or any(x is not None for x in set_ones)
 
 
 def _is_of_tgi(recorded: Recorded) -> bool:

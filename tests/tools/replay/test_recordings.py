@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import pytest
 from facts import raises
 from recordings import capture_record
 
+from lmi_handlers.apis.tgi.body import TgiParameters
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.tools.client.comparison import CompleteAnswer
 from lmi_handlers.tools.client.inputs import InputFile, input_files
@@ -216,6 +218,27 @@ def test_sampled_requests(body: Any, sampled: bool) -> None:
 def test_tgi_draws_unless_there_are_parameters(answer: bytes, route: str, sampled: bool) -> None:
     assert is_sampled(recorded({"inputs": "x"}, answer, route)) is sampled
     assert not is_sampled(recorded({"inputs": "x", "parameters": {}}, answer, route))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sampled"),
+    [
+        ({"temperature": 1}, False),
+        ({"temperature": 1.0, "max_new_tokens": 5}, False),
+        ({"temperature": 0.5}, True),
+        ({"temperature": 0.5, "do_sample": False}, True),
+        ({"temperature": 0.5, "seed": 1}, False),
+        ({"temperature": 1, "do_sample": True}, True),
+        ({"temperature": 1, "top_k": 5}, True),
+        ({"typical_p": 0.9, "do_sample": False}, True),
+    ],
+)
+def test_tgi_draws_by_rules_of_its_own(parameters: dict[str, Any], sampled: bool) -> None:
+    body = {"inputs": "x", "parameters": parameters}
+    for answer, route in ((b'[{"generated_text":"xy"}]', "/invocations"), (b'{"generated_text":"xy"}', "/generate")):
+        assert is_sampled(recorded(body, answer, route)) is sampled
+    params = msgspec.convert(parameters, TgiParameters).sampling_params(stream=False)  # as our own TGI API samples
+    assert (params.temperature > 0 and params.seed is None) is sampled
 
 
 def recorded(body: Any, answer: bytes = b"", route: str = "/invocations") -> Recorded:
