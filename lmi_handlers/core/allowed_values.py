@@ -1,4 +1,4 @@
-"""Finds the values that a type allows at a place in JSON, for errors about another one."""
+"""Finds what a type allows at a place in JSON, for errors about another value."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from msgspec import inspect
 _MOST = 30
 """A longer list would hide the cause."""
 
+RULE = "rule"
+"""In the `extra` of a `msgspec.Meta` with a pattern: what it allows, in words."""
+
 _STEP = re.compile(r"\.(\w+)|\[(?:\d+|\.\.\.)\]")
 
 _type_info = functools.cache(inspect.type_info)  # a few milliseconds for a large body
@@ -22,16 +25,27 @@ def allowed_values(kind: Any, path: str) -> list[str]:
 
     Returns an empty list if there are none, or too many for a message.
     """
+    values = dict.fromkeys(str(value) for each in _types_at(kind, path) for value in _values(each))
+    return [*values] if len(values) <= _MOST else []
+
+
+def rule(kind: Any, path: str) -> str | None:
+    """Return what the pattern of a text at a path allows, or None if its type does not say so in words."""
+    found = (each.extra for each in _types_at(kind, path) if isinstance(each, inspect.Metadata) and each.extra)
+    return next((str(extra[RULE]) for extra in found if RULE in extra), None)
+
+
+def _types_at(kind: Any, path: str) -> list[inspect.Type]:
     found = [*_members(_type_info(kind))]
     for step in _STEP.finditer(path):
         inner = (member for each in found for kind in _inner(each, step[1]) for member in _members(kind))
         found = [*{id(member): member for member in inner}.values()]  # once each, however deep a recursive type goes
-    values = dict.fromkeys(str(value) for each in found for value in _values(each))
-    return [*values] if len(values) <= _MOST else []
+    return found
 
 
 def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
+        yield kind
         yield from _members(kind.type)
     elif isinstance(kind, inspect.UnionType):
         for each in kind.types:

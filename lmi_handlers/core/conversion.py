@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi_handlers.core.allowed_values import allowed_values
+from lmi_handlers.core.allowed_values import allowed_values, rule
 from lmi_handlers.core.errors import InvalidBody
 
 T = TypeVar("T")
 
 _OTHER_VALUE = re.compile(r"(Invalid value|Invalid enum value) (.*)", re.DOTALL)
+_OTHER_TEXT = "Expected `str` matching regex"
 _SHOWN = 100
 """Characters of a value that is not allowed."""
 
@@ -50,7 +51,8 @@ def convert(value: object, kind: type[T], *, prefix: str = "") -> T:
 def conversion_error(error: msgspec.ValidationError, kind: Any, *, prefix: str = "") -> InvalidBody:
     """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field.
 
-    `kind` is the type of the whole. Where it allows certain values only, the message lists them.
+    `kind` is the type of the whole. Where it allows certain values only, the message lists them, and where a text must match
+    a pattern, it says so in words.
     """
     text = str(error).replace(" - at `key` in `$", " as a name - at `$")
     message, _, path = text.rpartition(" - at `$") if " - at `$" in text else (text, "", "")
@@ -62,6 +64,8 @@ def conversion_error(error: msgspec.ValidationError, kind: Any, *, prefix: str =
             shown = f"{given[:_SHOWN]}..." if len(given) > _SHOWN else given
             message = f"{wrong[1]} {shown}: must be one of {', '.join(allowed)}"
         given = given[:_SHOWN].strip("'")
+    elif message.startswith(_OTHER_TEXT):
+        message = rule(kind, path) or message
     return InvalidBody(message, field=field, given=given)
 
 

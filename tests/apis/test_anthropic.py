@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import requests
 from capabilities import facts
+from facts import raises
 from formatting import written
 from hypothesis import given
 from hypothesis import strategies as st
@@ -463,6 +464,12 @@ def test_wrong_bodies(body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(body)
     assert (caught.value.field or "").startswith(field), caught.value
+
+
+@pytest.mark.parametrize("name", ["a b", "", "f\n", "a" * 129])
+def test_the_rule_for_names_of_tools_is_in_words(name: str) -> None:
+    with raises(InvalidRequest, "tools[1].name: 1 128 ASCII letters digits"):
+        parse({"tools": [TOOL, {**TOOL, "name": name}]})
 
 
 JSON = st.recursive(

@@ -14,7 +14,7 @@ import msgspec
 from lmi_handlers.apis.anthropic.blocks import InputMessage, InputText, conversation
 from lmi_handlers.apis.openai.body import ChatCompletionBody, JsonSchemaFormat
 from lmi_handlers.apis.openai.responses_items import decode_by_type
-from lmi_handlers.apis.openai.tools import FUNCTION_NAME, Function, FunctionName, Tool, ToolChoice
+from lmi_handlers.apis.openai.tools import DeclaredName, Function, FunctionName, Tool, ToolChoice
 from lmi_handlers.apis.parameters import Affects, Param, fields_of, values_of
 from lmi_handlers.apis.structured_outputs import NamedSchema
 from lmi_handlers.config.budget import MAX_NAME_CHARACTERS, Budget
@@ -29,7 +29,7 @@ Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
 class CustomTool(msgspec.Struct, frozen=True):
     """A tool that the client runs. `input_schema` is a JSON schema."""
 
-    name: Annotated[str, msgspec.Meta(pattern=FUNCTION_NAME)]
+    name: DeclaredName
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     description: str | None = None

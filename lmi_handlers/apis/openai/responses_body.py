@@ -25,7 +25,7 @@ from lmi_handlers.apis.openai.responses_items import (
     conversation,
     decode_by_type,
 )
-from lmi_handlers.apis.openai.tools import FUNCTION_NAME, Function, FunctionName, Tool, ToolChoice
+from lmi_handlers.apis.openai.tools import DeclaredName, Function, FunctionName, Tool, ToolChoice
 from lmi_handlers.apis.parameters import Param, fields_of, values_of
 from lmi_handlers.apis.structured_outputs import NamedSchema, StructuredOutputsBody
 from lmi_handlers.config.budget import MAX_NAME_CHARACTERS
@@ -55,7 +55,7 @@ class FunctionTool(msgspec.Struct, frozen=True):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     type: Literal["function"]
-    name: Annotated[str, msgspec.Meta(pattern=FUNCTION_NAME)]
+    name: DeclaredName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -6,23 +6,27 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from lmi_handlers.core.allowed_values import RULE
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
 MAX_CALLS = 8
 """Maximum tool calls if the model must make one. Without a limit, small models never stop."""
 
-FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$"
-"""OpenAI's names, plus longer ones with dots, colons and slashes, as MCP clients use.
-
-`$` alone would allow a final newline.
-"""
+DeclaredName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$",  # `$` alone would allow a final newline
+        extra={RULE: "must have 1 to 128 ASCII letters, digits, underscores, dots, colons, slashes or hyphens"},
+    ),
+]
+"""OpenAI's names of functions, plus longer ones with dots, colons and slashes, as MCP clients use."""
 
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call. `parameters` is a JSON schema; TGI's clients call it `arguments`."""
 
-    name: Annotated[str, msgspec.Meta(pattern=FUNCTION_NAME)]
+    name: DeclaredName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     arguments: dict[str, Any] | None = None
