@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.commands.cli import main
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.plugins import load_instance
+from lmi_handlers.core.plugins import installed, load_instance
 
 PLUGIN = SUPPORT / "plugin"
 
@@ -53,6 +54,15 @@ def test_formatter_can_be_imported(name: str) -> None:
 def test_error_for_an_unknown_formatter_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown output formatter 'morse'; known: .*jsonlines.*sse"):
         load_formatter_class("morse")
+
+
+def test_all_entry_points_are_found_once() -> None:
+    found = entry_points()
+    expected = {(point.group, point.name, point.value) for group in found.groups for point in found.select(group=group)}
+    groups = {group for group, _, _ in expected}
+    points = [(point.group, point.name, point.value) for group in groups for point in installed(group)]
+    assert len(points) == len(expected)
+    assert {*points} == expected
 
 
 def test_plugins_are_found_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
