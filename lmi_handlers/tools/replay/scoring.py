@@ -58,13 +58,13 @@ def _scored(recorded: Recorded, body: dict[str, Any], text: str, ask: Ask) -> Sc
             raise NotScored(f"the server does not score prompts ({route} is answered with {reply.status})")
         return parsed(reply.body)
 
-    kept = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    kept = _of_prompt(body)
     try:
         if isinstance(prompt := body.get("prompt"), str):
             return _completion(answer({**kept, "prompt": prompt + text, **_ECHO}))
         if isinstance(prompt := body.get("inputs"), str):
             given = body.get("parameters")
-            parameters = {**(given if isinstance(given, Mapping) else {}), **_PREFILL}
+            parameters = {**_of_prompt(given if isinstance(given, Mapping) else {}), **_PREFILL}
             return _prefill(answer({**kept, "inputs": prompt + text, "parameters": parameters}))
         if isinstance(messages := body.get("messages"), list):
             named = {"model": body["model"]} if "model" in body else {}
@@ -76,6 +76,20 @@ def _scored(recorded: Recorded, body: dict[str, Any], text: str, ask: Ask) -> Sc
         raise NotScored("the server's answer has no log probabilities of the prompt") from error
     raise NotScored("requests of this API cannot be scored")
 
+
+def _of_prompt(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in _OF_ANSWERS}
+
+
+_OF_ANSWERS = frozenset(
+    [
+        *("stream", "stream_options", "output_formatter", "return_full_text"),
+        *("max_tokens", "request_output_len", "min_tokens", "min_new_tokens", "min_length"),
+        *("n", "best_of", "num_beams", "use_beam_search", "early_stopping", "length_penalty", "len_penalty"),
+        *("truncate", "truncate_prompt_tokens"),  # both texts must begin with the same tokens
+    ]
+)
+"""Fields that contradict an answer of one token, or change its form."""
 
 _ECHO = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "n": 1}
 _PREFILL = {"max_new_tokens": 1, "details": True, "decoder_input_details": True}

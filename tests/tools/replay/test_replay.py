@@ -283,6 +283,22 @@ def test_a_text_that_parts_is_scored() -> None:
         log_probability_gap(request, ("one two", "one three"), lambda _: CompleteAnswer(200, "", b'{"details":7}'))
 
 
+def test_what_is_asked_for_an_answer_is_not_asked_for_a_score() -> None:
+    """An answer of one token has no minimum of five, and a beginning that is cut off would shift all tokens."""
+    parameters = {"min_new_tokens": 5, "truncate": 3, "best_of": 2, "return_full_text": True, "adapters": "a"}
+    body = json.dumps({"inputs": "Hello ", "parameters": parameters, "stream": True}).encode()
+    request = Recorded(place="a", body=body, content_type="application/json")
+    asked: list[Any] = []
+
+    def ask(scored: Recorded) -> CompleteAnswer:
+        asked.append(json.loads(scored.body)["parameters"])
+        return scores(-0.75, -0.5)(scored)  # type: ignore[no-any-return]
+
+    assert log_probability_gap(request, ("one two", "one three"), ask) == 0.25
+    expected = {"adapters": "a", "max_new_tokens": 1, "details": True, "decoder_input_details": True}
+    assert asked == [expected, expected]
+
+
 def other_text(target: Target, body: dict[str, Any]) -> Recorded:
     """Return a request with an expected answer whose text ends with another character."""
     request = Recorded(place="a", body=json.dumps(body).encode(), content_type="application/json")
