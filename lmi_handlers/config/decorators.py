@@ -22,6 +22,9 @@ _DECORATORS = {
 }
 """LMI's modules that define decorators."""
 
+_Function = tuple[str, str, str]
+"""Its decorator, its name, and the file and line."""
+
 
 def decorated_functions(path: Path) -> dict[str, str]:
     """Return decorator -> name of the function, for the decorated functions at the top level of a file.
@@ -30,7 +33,11 @@ def decorated_functions(path: Path) -> dict[str, str]:
     functions have the same decorator.
     """
     found: dict[str, tuple[str, str]] = {}
-    for decorator, name, where in _decorated(path, set()):
+    try:
+        decorated = _decorated(path, {})
+    except RecursionError as error:
+        raise ConfigError(f"{path} imports too many files that import each other") from error
+    for decorator, name, where in decorated:
         first, first_where = found.setdefault(decorator, (name, where))
         if first != name:
             raise ConfigError(
@@ -39,8 +46,12 @@ def decorated_functions(path: Path) -> dict[str, str]:
     return {decorator: name for decorator, (name, _) in found.items()}
 
 
-def _decorated(path: Path, seen: set[Path]) -> Iterator[tuple[str, str, str]]:
-    """Yield (decorator, function, file and line). `seen` are files that import this one, directly or not."""
+def _decorated(path: Path, read: dict[Path, dict[_Function, None]]) -> dict[_Function, None]:
+    """Return the decorated functions of a file, in order. `read` has those of files that have been, or are being, read.
+
+    So each file is read once, however many others import it.
+    """
+    found = read[path] = dict[_Function, None]()
     aliases: dict[str, str] = {}
     for node in _statements(parse_script(path).body):
         match node:
@@ -53,14 +64,16 @@ def _decorated(path: Path, seen: set[Path]) -> Iterator[tuple[str, str, str]]:
                 if "*" in names:
                     aliases |= {name: full for full, name in _DECORATORS.items() if full == f"{module}.{name}"}
                 sibling = path.parent / f"{module.replace('.', '/')}.py"
-                if sibling not in seen and sibling.is_file():
-                    for decorator, name, where in _decorated(sibling, {*seen, path}):
+                if sibling.is_file():
+                    functions = read[sibling] if sibling in read else _decorated(sibling, read)
+                    for decorator, name, where in [*functions]:
                         if name in names or "*" in names:
-                            yield decorator, names.get(name, name), where
+                            found[decorator, names.get(name, name), where] = None
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for mark in node.decorator_list:
                     if (used := _DECORATORS.get(_dotted(mark, aliases))) is not None:
-                        yield used, node.name, f"{path.name}, line {node.lineno}"
+                        found[used, node.name, f"{path.name}, line {node.lineno}"] = None
+    return found
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from facts import raises
 
 from lmi_handlers.config.decorators import decorated_functions
 from lmi_handlers.core.errors import ConfigError
@@ -51,6 +52,25 @@ def test_functions_decorated_beside_the_file_count(tmp_path: Path) -> None:
     )
     path = write(tmp_path, "from mine.parts import f as own\nfrom model import own\n")
     assert decorated_functions(path) == {"output_formatter": "own"}
+
+
+def test_files_that_import_each_other_are_read_once(tmp_path: Path) -> None:
+    """Each way from one file to another was gone: 30 files took a day."""
+    for number in range(30):
+        imports = "".join(f"from m{other} import *\n" for other in range(30) if other != number)
+        (tmp_path / f"m{number}.py").write_text(imports)
+    (tmp_path / "m29.py").write_text(
+        f"from djl_python.output_formatter import output_formatter\n@output_formatter{BODY}"
+    )
+    path = write(tmp_path, "from m0 import *\n")
+    assert decorated_functions(path) == {"output_formatter": "f"}
+
+
+def test_a_chain_of_too_many_files_is_an_error(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / f"m{number}.py").write_text(f"from m{number + 1} import f\n")
+    with raises(ConfigError, "model.py import many files"):
+        decorated_functions(write(tmp_path, "from m0 import f\n"))
 
 
 def test_two_functions_of_one_kind_are_rejected(tmp_path: Path) -> None:
