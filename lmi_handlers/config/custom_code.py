@@ -19,6 +19,9 @@ FUNCTION = "handle"
 REGISTER, UPDATE, UNREGISTER = ADAPTER_FUNCTIONS = ("register_adapter", "update_adapter", "unregister_adapter")
 """Functions beside `FUNCTION` that load and unload adapters, as in LMI."""
 
+MAX_SCRIPT = 4 << 20
+"""Bytes of a Python file. Its syntax tree takes a hundred times as many, in the engine too, which looks at an adapter's."""
+
 MAX_CALLS = 32
 """LMI's number of concurrent requests if `option.max_rolling_batch_size` is not set."""
 
@@ -71,9 +74,13 @@ def check_siblings(directory: Path) -> None:
 
 
 def parse_script(path: Path) -> ast.Module:
-    """Return the syntax tree of a file. Raises `ConfigError`, with the line, if it is not Python."""
+    """Return the syntax tree of a file. Raises `ConfigError`, with the line, if it is not Python, or is too long."""
+    with path.open("rb") as file:
+        source = file.read(MAX_SCRIPT + 1)
+    if len(source) > MAX_SCRIPT:
+        raise ConfigError(f"{path} has more than {MAX_SCRIPT} bytes")
     try:
-        return ast.parse(path.read_bytes())
+        return ast.parse(source)
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: SyntaxError: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:

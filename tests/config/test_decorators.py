@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from facts import raises
 
+from lmi_handlers.config.custom_code import MAX_SCRIPT
 from lmi_handlers.config.decorators import decorated_functions
 from lmi_handlers.core.errors import ConfigError
 
@@ -64,6 +65,11 @@ def test_files_that_import_each_other_are_read_once(tmp_path: Path) -> None:
     )
     path = write(tmp_path, "from m0 import *\n")
     assert decorated_functions(path) == {"output_formatter": "f"}
+
+
+def test_a_file_is_not_longer_than_its_tree_may_be(tmp_path: Path) -> None:
+    with raises(ConfigError, f"model.py {MAX_SCRIPT} bytes"):
+        decorated_functions(write(tmp_path, "x\n" * MAX_SCRIPT))
 
 
 def test_a_chain_of_too_many_files_is_an_error(tmp_path: Path) -> None:
