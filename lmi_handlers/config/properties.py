@@ -38,6 +38,9 @@ DEFAULT = "default"
 MAX_FILE = 1 << 20
 """Bytes of serving.properties."""
 
+MAX_NAMES = 1000
+"""Options in it. Each that is not known is compared with all that are, which takes more than a millisecond."""
+
 _LINE_END = re.compile(r"\r\n?|\n")
 _BLANKS = " \t\f"
 _COMMENTS = ("#", "!")
@@ -227,6 +230,8 @@ def read_properties(path: Path) -> dict[str, str]:
         ) from error
     except javaproperties.InvalidUEscapeError as error:
         raise ConfigError(f"{path} is not a properties file: {error}") from error
+    if len(properties) > MAX_NAMES:
+        raise ConfigError(f"{path} has {len(properties)} options, and may have {MAX_NAMES}")
     return properties
 
 

@@ -24,7 +24,15 @@ from lmi_handlers.apis.anthropic.dialect import MessagesDialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.core.errors import EngineDead, InvalidRequest, LMIError, PayloadTooLarge, QueueFull, TurnConflict
+from lmi_handlers.core.errors import (
+    EngineDead,
+    InvalidBody,
+    InvalidRequest,
+    LMIError,
+    PayloadTooLarge,
+    QueueFull,
+    TurnConflict,
+)
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -468,7 +476,7 @@ def test_wrong_bodies(body: dict[str, Any], field: str) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "", "f\n", "a" * 129])
 def test_the_rule_for_names_of_tools_is_in_words(name: str) -> None:
-    with raises(InvalidRequest, "tools[1].name: 1 128 ASCII letters digits"):
+    with raises(InvalidBody, "tools[1].name: 1 128 ASCII letters digits"):
         parse({"tools": [TOOL, {**TOOL, "name": name}]})
 
 

@@ -189,6 +189,8 @@ def test_a_model_that_ignores_which_logits_are_wanted(llama: Any) -> None:
     model.load_state_dict(llama.state_dict())
     backend = make_backend(model)
     assert type(backend._runner) is SequentialRunner
+    backend.warm_up()
+    assert not backend._runner._states
     prompt = random_prompt(random.Random(2), 12)
     assert generate(backend, prompt, greedy(8)).token_ids == reference(llama, prompt, greedy(8))
 

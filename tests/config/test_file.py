@@ -16,7 +16,7 @@ from serving_properties import load
 
 from backends import declaration, registry
 from lmi_handlers.config.no_effect import NO_EFFECT
-from lmi_handlers.config.properties import MAX_FILE, ServingProperties, load_properties, read_properties
+from lmi_handlers.config.properties import MAX_FILE, MAX_NAMES, ServingProperties, load_properties, read_properties
 from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 
@@ -70,6 +70,13 @@ def test_a_long_file_is_read_in_no_time(tmp_path: Path) -> None:
     assert read_properties(path) == {"a": "b" * 340_000}
     path.write_text("a" * (MAX_FILE + 1))
     with raises(ConfigError, f"{path} {MAX_FILE} bytes"):
+        read_properties(path)
+
+
+def test_a_file_has_not_more_options_than_can_be_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text("".join(f"option.a{number}\n" for number in range(MAX_NAMES + 1)))
+    with raises(ConfigError, f"{path} {MAX_NAMES + 1} {MAX_NAMES}"):
         read_properties(path)
 
 

@@ -215,7 +215,7 @@ def test_nobody_names_the_replica_that_answers_but_another_replica(on_ray: Serve
     assert answer.status_code == 421
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80"])
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8080"])
 def test_host_names_are_checked_on_loopback_as_without_ray(alone: Server, on_ray: Server, host: str) -> None:
     headers = {"Host": host, "Origin": f"http://{host}"}
     for server in (alone, on_ray):

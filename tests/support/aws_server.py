@@ -1,7 +1,7 @@
 """moto's server for the APIs that `lmi deploy` uses, with what moto lacks, in a process of its own.
 
-moto has no inference components, no `UpdateEndpoint` and no policy simulator, overwrites what exists, and knows only some
-instance types. Here, components and updates are in service at once, unless `control` says otherwise.
+moto has no shadow variants, no inference components, no `UpdateEndpoint` and no policy simulator, overwrites what
+exists, and knows only some instance types. Here, components and updates are in service at once, unless `control` says otherwise.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class _Additions:
         self._sagemaker = sagemaker
         self._settings: dict[str, Any] = {}
         self._components: dict[str, dict[str, Any]] = {}
+        self._shadows: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
@@ -153,6 +154,13 @@ class _Additions:
     def _CreateEndpointConfig(self, body: dict[str, Any]) -> None:  # noqa: N802
         if body["EndpointConfigName"] in self._sagemaker.endpoint_configs:
             raise _Refused("Cannot create already existing endpoint configuration")
+        self._shadows[body["EndpointConfigName"]] = body.get("ShadowProductionVariants", [])
+
+    def _DescribeEndpointConfig(self, body: dict[str, Any]) -> dict[str, Any] | None:  # noqa: N802
+        if not (shadows := self._shadows.get(name := body["EndpointConfigName"])):
+            return None
+        described: dict[str, Any] = self._sagemaker.describe_endpoint_config(name)
+        return described | {"ShadowProductionVariants": shadows}
 
     def _CreateEndpoint(self, body: dict[str, Any]) -> None:  # noqa: N802
         if body["EndpointName"] in self._sagemaker.endpoints:
@@ -225,7 +233,7 @@ def _body(environ: dict[str, Any]) -> bytes:
 
 def _json(respond: Respond, answer: object, status: str = "200 OK") -> Iterable[bytes]:
     respond(status, [("Content-Type", "application/x-amz-json-1.1")])
-    return [json.dumps(answer).encode()]
+    return [json.dumps(answer, default=str).encode()]  # times
 
 
 def _serve(port: int) -> None:

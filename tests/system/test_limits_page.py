@@ -58,6 +58,7 @@ FIXED: dict[str, float] = {
     "wait for an engine that is not ready; then 503": served.PATIENCE,
     "characters of a chat template": template_budget.MAX_TEMPLATE,
     "serving.properties": properties.MAX_FILE,
+    "options in it": properties.MAX_NAMES,
     "a Python file of a model's own code": custom_code.MAX_SCRIPT,
     "passes through a chat template's loops; a macro is 8, 100 characters read or 2 items made are 1": template_budget.MAX_STEPS,
     "characters that a chat template makes per request": template_budget.MAX_SIZE,
