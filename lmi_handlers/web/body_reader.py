@@ -39,14 +39,11 @@ class BodyReader:
         if self.complete:
             return b""
         now = time.monotonic()
-        if (
-            now > self._turn_ends
-        ):  # what arrives fast never makes anybody wait, for example while gunicorn drops the rest
+        if self._turn_ends == math.inf:
+            self._turn_ends = now + _TURN
+        elif now > self._turn_ends:  # nothing else waits for a client that sends fast, as while gunicorn drops the rest
             give_way()
-            now = time.monotonic()
-            self._turn_ends = now + _TURN
-        elif self._turn_ends == math.inf:
-            self._turn_ends = now + _TURN
+            self._turn_ends = time.monotonic() + _TURN
         try:
             return self._read(size)
         except Exception:

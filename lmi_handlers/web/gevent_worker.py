@@ -98,9 +98,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             return super().handle_request(listener_name, req, sock, addr)
         finally:
             sock.end_request(complete=req.body.reader.complete)
-            if (
-                req.unreader.buf.tell() or sock.has_input()
-            ):  # the next request has come early, and nobody would wait for it
+            if req.unreader.buf.tell() or sock.has_input():  # the next request has come early: reading it will not wait
                 give_way()
 
     def is_already_handled(self, respiter: Any) -> bool:
