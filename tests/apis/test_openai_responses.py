@@ -459,7 +459,7 @@ def test_adapter() -> None:
         ({"tools": [TOOL, TOOL]}, "tools", "same name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not supported"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "'mcp' is not supported"),
-        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", "regex"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", "1 to 128 ASCII letters"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "not one of the tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "web_search"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
