@@ -213,7 +213,8 @@ def read_properties(path: Path) -> dict[str, str]:
     import javaproperties  # only here: most processes never read the file, and this also imports XML and HTTP clients
 
     try:
-        if path.exists() and not path.is_file():  # reading a named pipe could wait forever, and a device has no end
+        is_special = path.exists() and not (path.is_file() or path.is_dir())
+        if is_special:  # reading a named pipe could wait forever, and a device has no end
             raise ConfigError(f"{path} cannot be read: it is not a file")
         with path.open("rb") as file:
             data = file.read(MAX_FILE + 1)

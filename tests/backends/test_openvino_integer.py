@@ -349,6 +349,6 @@ def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
     backend.close()
     assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    form = "float" if chosen == "float32" else "integer"
+    form = "signed" if chosen == "float32" else "integer"
     [ir] = folder.glob(f"openvino-*-int8-{form}/")
     assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integer" else set())
