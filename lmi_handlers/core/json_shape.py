@@ -1,7 +1,7 @@
-"""Counts from its bytes how many values a JSON text would become if it were decoded.
+"""Reads the bytes of a JSON text without decoding it: how many values it would become, and the text of a single field.
 
-Decoding blocks the event loop, and text made of `{}` takes 20 times its size in memory. Counting needs no memory that
-grows with the text, and it regularly lets other requests run.
+Decoding blocks the event loop, and text made of `{}` takes 20 times its size in memory. This needs no memory that grows
+with the text, and it regularly lets other requests run.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -
         if not chunks % _CHUNKS_A_TURN:
             give_way()
     return JsonShape(containers, members, commas)
+
+
+def begins_object(data: bytes) -> bool:
+    """Tell whether this is a JSON object, if it is JSON at all."""
+    return _OBJECT.match(data) is not None
 
 
 def outer_text(data: bytes, name: str, *, most: int, chunk: int = 1 << 16) -> str | None:

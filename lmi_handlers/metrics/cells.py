@@ -1,7 +1,7 @@
 """Metric values that survive their process: each process maps its own file of doubles into memory.
 
 A process takes the first file in the directory that no living process has locked, and continues from its values. So a
-killed worker loses nothing, its successor adds to the same values, and files do not pile up. The worker that serves
+killed worker loses nothing of it, its successor adds to the same values, and files do not pile up. The worker that serves
 `/metrics` adds them up.
 
 prometheus_client's multi-process mode leaves files behind for each worker that ever ran, cannot count a value several

@@ -81,8 +81,8 @@ def find_gguf(model_id: str | None, model_dir: Path | None) -> Path | None:
 def find_config(properties: ServingProperties, cache_dir: Path) -> Path | None:
     """Return the config.json of the model, or None if it has none or has not been downloaded yet.
 
-    Of a hub model it is the one in the hub's cache. Nothing is sent over the network. None, too, for one that is larger
-    than any JSON file may be: loading says so.
+    Of a hub model it is the one in the hub's cache. Nothing is sent over the network. A file that is larger than JSON files
+    may be counts as none: loading says why.
     """
     with contextlib.suppress(ConfigError, OSError, UnicodeError):
         file = _config(properties, cache_dir)

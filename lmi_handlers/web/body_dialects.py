@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import msgspec
@@ -14,13 +13,12 @@ from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import PayloadTooLarge
+from lmi_handlers.core.json_shape import begins_object
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import Change, unchanged
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.custom_code import headers_for_code, invoke_of
 from lmi_handlers.web.exchange import Exchange
-
-_OBJECT = re.compile(rb"\s*\{")
 
 
 class BodyDialects:
@@ -48,7 +46,7 @@ class BodyDialects:
         return payload
 
     def _is_opaque(self, data: bytes) -> bool:
-        if _OBJECT.match(data) is None:
+        if not begins_object(data):
             return True
         try:
             self._budget.check_json(data)
