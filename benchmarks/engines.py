@@ -201,11 +201,12 @@ def _verdict(ratio: float, target: Target | None) -> str:
 OURS: dict[str, Settings] = {
     "ours": {},
     "ours, streamed": {"stream": True},
+    "ours, LMI with details": {"details": True},
     "ours, exact": {"dtype": "fp32"},
 }
 
-PROMPT_SETTINGS = {name: settings for name, settings in OURS.items() if "stream" not in settings}
-"""With one new token, streaming is no different."""
+PROMPT_SETTINGS = {name: OURS[name] for name in ("ours", "ours, exact")}
+"""With one new token, the others are no different."""
 
 
 @contextmanager
@@ -216,25 +217,33 @@ def _ours(
     gguf_file: Path | None = None,
     *,
     stream: bool = False,
+    details: bool = False,
 ) -> Iterator[Running]:
+    """Start our server, which is asked as the peers are, or with `details` in LMI's schema."""
     properties: dict[str, object] = {"option.rolling_batch": rolling_batch, "option.dtype": dtype}
     environ = {}
     if gguf_file is not None:
         properties["option.model_id"] = gguf_file
         environ["LMI_CACHE_DIR"] = str(gguf_file.parent / "cache")  # what is made of it is deleted with it
     with lmi_server(directory, properties, environ) as server:
-
-        def generate(prompts: list[Prompt], new_tokens: int) -> float:
-            requests = [
-                invocation(text, stream=stream, max_new_tokens=new_tokens, ignore_eos_token=True, details=True)
-                for text, _ in prompts
-            ]
-            load = run_load(server.port, requests, len(requests))
-            details = [json.loads(answer.body.splitlines()[-1])["details"] for answer in load.answers]
-            _check(sum(detail["generated_tokens"] for detail in details), len(prompts) * new_tokens)
-            return load.seconds
-
+        generate = _lmi(server) if details else _openai(server, {}, stream=stream)
         yield Running(f"{server.backend}, {server.dtype}, HTTP", generate)
+
+
+def _lmi(server: Server) -> Generate:
+    """Ask for answers with the log probability of each token."""
+
+    def generate(prompts: list[Prompt], new_tokens: int) -> float:
+        requests = [
+            invocation(text, stream=False, max_new_tokens=new_tokens, ignore_eos_token=True, details=True)
+            for text, _ in prompts
+        ]
+        load = run_load(server.port, requests, len(requests))
+        answers = [json.loads(answer.body)["details"]["generated_tokens"] for answer in load.answers]
+        _check(sum(answers), len(prompts) * new_tokens)
+        return load.seconds
+
+    return generate
 
 
 # Peers
@@ -265,7 +274,7 @@ def _openvino(directory: Path, gguf_file: Path, precision: str) -> AbstractConte
 @contextmanager
 def _llama_cpp(directory: Path, gguf_file: Path, slots: int, slot_tokens: int) -> Iterator[Running]:
     with llama_cpp_server(directory, gguf_file, slots, slot_tokens) as server:
-        yield Running("int8, HTTP", _openai(server, {}))
+        yield Running("int8, HTTP", _openai(server, {}, stream=True))
 
 
 @contextmanager
@@ -274,7 +283,7 @@ def _vllm(directory: Path) -> Iterator[Running]:
     options: dict[str, object] = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 30, "enforce_eager": True}
     options["dtype"] = fastest_dtype()
     with vllm_server(directory, model, options) as server:
-        ask = _openai(server, {"model": str(model)})
+        ask = _openai(server, {"model": str(model)}, stream=True)
 
         def generate(prompts: list[Prompt], new_tokens: int) -> float:
             server.go_on()
@@ -290,14 +299,14 @@ def _vllm(directory: Path) -> Iterator[Running]:
             server.go_on()
 
 
-def _openai(server: Server, fields: dict[str, object]) -> Generate:
+def _openai(server: Server, fields: dict[str, object], *, stream: bool) -> Generate:
     def generate(prompts: list[Prompt], new_tokens: int) -> float:
-        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        streaming = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         sampling = {"max_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
         requests = [post({"prompt": text} | streaming | sampling | fields, "/v1/completions") for text, _ in prompts]
         load = run_load(server.port, requests, len(prompts))
-        lines = (line for answer in load.answers for line in answer.body.splitlines() if line.startswith(b"data: {"))
-        usages = (json.loads(line[len(b"data: ") :]).get("usage") for line in lines)
+        lines = (line.removeprefix(b"data: ") for answer in load.answers for line in answer.body.splitlines())
+        usages = (json.loads(line).get("usage") for line in lines if line.startswith(b"{"))
         _check(sum(usage["completion_tokens"] for usage in usages if usage), len(prompts) * new_tokens)
         return load.seconds
 

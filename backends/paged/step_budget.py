@@ -7,6 +7,9 @@ _WEIGHT = 0.3
 _MEASURE_AFTER = 16
 """Steps with extra tokens after which one without shows again how long it takes to generate."""
 _MAX_SHARES = 4
+_MAX_SECONDS = 0.25
+_WAITING_WEIGHT = 8
+"""Of a prompt that waits, against a sequence that generates."""
 _MULTIPLE = 8
 """Of the tokens in a step, because a runner may have to prepare for each new number of tokens."""
 
@@ -16,9 +19,9 @@ class StepBudget:
 
     `most` if nobody is generating. Otherwise as many as take as long as the step would take without them, but at least
     `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If more than one
-    prompt waits beside few sequences that generate, they may take longer, up to four times as long if there are as many:
-    the sooner they generate too, the more tokens come from every step. The times are those of the latest steps. So that
-    they stay right while there are always such tokens, a step now and then has none.
+    prompt waits beside few sequences that generate, they may take longer, up to four times as long, or a quarter of a
+    second: the sooner they generate too, the more tokens come from every step. The times are those of the latest steps. So
+    that they stay right while there are always such tokens, a step now and then has none.
     """
 
     def __init__(self, most: int, least: int) -> None:
@@ -43,7 +46,8 @@ class StepBudget:
         decode_seconds = self._decoding(num_generating)
         if decode_seconds is None or not self._seconds_per_token:
             return self._least
-        shares = min(max(1, _MAX_SHARES * (num_prompts - 1) / num_generating), _MAX_SHARES)
+        most = max(_MAX_SHARES, _MAX_SECONDS / decode_seconds) if decode_seconds else _MAX_SHARES
+        shares = min(max(1, _WAITING_WEIGHT * (num_prompts - 1) / num_generating), most)
         total = num_generating + int(shares * decode_seconds / self._seconds_per_token)
         return min(self._most, max(self._least, total // _MULTIPLE * _MULTIPLE - num_generating))
 

@@ -62,10 +62,13 @@ def logsumexp(rows: Array) -> Array:
     """Return the logarithm of each row's sum of exponentials, `[rows, 1]`."""
     if is_torch_array(rows):
         return rows.logsumexp(dim=-1, keepdim=True)
-    greatest = rows.max(axis=-1, keepdims=True)
-    powers = rows - greatest
-    np.exp(powers, out=powers)
-    return greatest + np.log(powers.sum(axis=-1, keepdims=True))
+    powers = np.empty(rows.shape[-1], rows.dtype)
+    totals = np.empty((len(rows), 1), rows.dtype)
+    for row, total in zip(rows, totals, strict=True):  # the powers of one row stay in the processor's cache
+        greatest = row.max()
+        _exp(row, greatest, powers)
+        total[0] = greatest + np.log(powers.sum())
+    return totals
 
 
 def log_softmax(rows: Array) -> Array:
@@ -77,7 +80,14 @@ def softmax(rows: Array) -> Array:
     """Return the probabilities of each row."""
     if is_torch_array(rows):
         return rows.softmax(dim=-1)
-    probs = rows - rows.max(axis=-1, keepdims=True)
-    np.exp(probs, out=probs)
-    probs /= probs.sum(axis=-1, keepdims=True)
+    probs = np.empty_like(rows)
+    for row, result in zip(rows, probs, strict=True):
+        _exp(row, row.max(), result)
+        result /= result.sum()
     return probs
+
+
+def _exp(row: npt.NDArray[np.floating], greatest: np.floating, powers: npt.NDArray[np.floating]) -> None:
+    """Write the exponentials of what a row's values are below the greatest of them."""
+    np.subtract(row, greatest, out=powers)
+    np.exp(powers, out=powers)

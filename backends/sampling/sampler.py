@@ -296,7 +296,8 @@ def _choose(logits: Array, states: list[SamplerState]) -> list[Sampled]:
     xp = array_namespace(logits)
     logits = xp.astype(logits, xp.float32, copy=False)
     wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-    raw = logits[wanted] if wanted else None
+    unchanged = all(state.greedy and not state.edits_logits for state in states)
+    raw = logits if unchanged and len(wanted) == len(states) else logits[wanted] if wanted else None
     masks = [state.grammar.allowed() for state in states if state.grammar is not None]
     allowed = iter(xp.asarray(np.stack(masks), device=device(logits)) if masks else ())
     for row, state in enumerate(states):
