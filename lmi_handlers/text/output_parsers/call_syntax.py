@@ -62,6 +62,8 @@ class CallReader:
         self._schemas = schemas
         self._named_markup = named
         self._object = self._keyed if keyed else self._json
+        others = sorted((name for name in schemas if not _NAME.fullmatch(name)), key=len, reverse=True)
+        self._other_names = [prefix + name for name in others for prefix in ("functions.", "")]
 
     def read(self, *, known_names_only: bool) -> Reading[None]:
         """Read one call, or several in square brackets.
@@ -146,7 +148,7 @@ class CallReader:
     def _named(self, call: _Call) -> Reading[None]:
         """Read a name followed by arguments as Python, GLM's tags or JSON."""
         text = self._text
-        name = yield from text.take_while(_NAME)
+        name = yield from self._name()
         if (yield from text.accept("(")):
             call.open(name)
             yield from self._keywords(call)
@@ -180,11 +182,15 @@ class CallReader:
 
     def _gemma(self, call: _Call) -> Reading[None]:
         """Read the rest of Gemma's `call:f{a:<|"|>text<|"|>,b:1}`."""
-        name = yield from self._text.take_while(_NAME)
+        name = yield from self._name()
         if (yield from self._text.peek()) != "{":
             raise Malformed
         call.open(name)
         yield from read_python_value(self._text, call.write)
+
+    def _name(self) -> Reading[str]:
+        """Read a name that stands alone. Only an offered one may have slashes and colons, as those of MCP have."""
+        return (yield from self._text.accept_any(self._other_names)) or (yield from self._text.take_while(_NAME))
 
     def _keywords(self, call: _Call) -> Reading[None]:
         text = self._text
@@ -246,7 +252,8 @@ class CallReader:
             yield from copy_argument(text, call.write, markup, types, in_cdata=key_end.endswith(CDATA))
             separator = ", "
             yield from text.take_while(SPACE)
-        yield from text.expect(markup.call_end)
+        if not (yield from text.accept(markup.call_end)) and not (yield from text.peek()):
+            raise Malformed  # cut off. If other text follows, only the end tag is missing
         if separator != "{":
             call.write("}")
 

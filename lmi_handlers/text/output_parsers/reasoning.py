@@ -15,6 +15,7 @@ from lmi_handlers.text.output_parsers.channels import INKLING, MUSE_GLIMMER, Cha
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
 from lmi_handlers.text.output_parsers.harmony import HarmonyParser
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser
+from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
 from lmi_handlers.text.output_parsers.tool_formats import hunyuan_suffix
 
 
@@ -235,7 +236,9 @@ class ReasoningParser(MessageParser):
     """Extracts the reasoning from the text generated after `prompt`, and passes the answer to `parser`.
 
     A message has reasoning if the prompt ends with a begin mark or the text starts with one. If the text ends during
-    the reasoning, there is no answer. White space around the reasoning is dropped.
+    the reasoning, there is no answer, but calls in it count: some models call a function without an end mark. The
+    reasoning from the first mark of a call on is therefore held until it has ended. White space around the reasoning is
+    dropped.
     """
 
     def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
@@ -243,8 +246,10 @@ class ReasoningParser(MessageParser):
         self._begun = prompt.rstrip().endswith(format.begins)
         self._answers = prompt.rstrip().endswith(format.answer_begins)
         self._parser = parser
+        self._calls = parser.openings if isinstance(parser, TaggedCallParser) else ()
         self._text = Cursor()
         self._reasoning: list[str] = []
+        self._held: list[str] = []
         self._answer: list[str] = []
         self._reading = self._read()
 
@@ -255,7 +260,12 @@ class ReasoningParser(MessageParser):
 
     def finish(self) -> MessageDelta:
         self._text.end()
-        return self._advance() + self._parser.finish()
+        delta = self._advance()
+        if not self._held:
+            return delta + self._parser.finish()
+        held = "".join(self._held)
+        found = self._parser.feed(held) + self._parser.finish()
+        return delta + MessageDelta("", found.tool_calls, found.content if found.tool_calls else held)
 
     def _advance(self) -> MessageDelta:
         next(self._reading, None)
@@ -270,7 +280,7 @@ class ReasoningParser(MessageParser):
         space = yield from text.take_while(SPACE)
         if (yield from self._accept(marks.begins)) or self._begun:
             space = ""
-            yield from self._copy(self._reasoning, marks.ends, marks.interrupts)
+            yield from self._copy(self._reasoning, marks.ends, marks.interrupts, self._calls)
         if (yield from self._accept(marks.answer_begins)) or self._answers:
             space = ""
             yield from self._copy(self._answer, marks.answer_ends)
@@ -285,21 +295,34 @@ class ReasoningParser(MessageParser):
             yield from self._text.take_while(SPACE)
         return bool(found)
 
-    def _copy(self, pieces: list[str], ends: tuple[str, ...], interrupts: tuple[str, ...] = ()) -> Reading[None]:
+    def _copy(
+        self, pieces: list[str], ends: tuple[str, ...], interrupts: tuple[str, ...] = (), calls: tuple[str, ...] = ()
+    ) -> Reading[None]:
         """Read the text up to one of `ends` or `interrupts`, or all of it, into `pieces`.
 
-        Drop the end mark, and the white space around either.
+        Drop the end mark, and the white space around either. The text from the first of `calls` on is held until then.
         """
         text = self._text
-        words = re.compile(rf"[^\s{re.escape(''.join({mark[0] for mark in (*ends, *interrupts)}))}]+")
+        words = re.compile(rf"[^\s{re.escape(''.join({mark[0] for mark in (*ends, *interrupts, *calls)}))}]+")
         while True:
             space = yield from text.take_while(SPACE)
-            if (yield from self._accept(ends)) or not (yield from text.peek()):
+            ended = yield from self._accept(ends)
+            if not ended and not (yield from text.peek()):
                 return
-            for mark in interrupts:
-                if (yield from text.starts_with(mark)):
-                    return
-            pieces.append(space + text.take(1) + text.take_available(words))
+            if ended or (yield from self._continues_with(interrupts)):
+                pieces += self._held
+                self._held.clear()
+                return
+            if self._held or (yield from self._continues_with(calls)):
+                self._held.append(space + text.take(1) + text.take_available(words))
+            else:
+                pieces.append(space + text.take(1) + text.take_available(words))
+
+    def _continues_with(self, marks: tuple[str, ...]) -> Reading[bool]:
+        for mark in marks:
+            if (yield from self._text.starts_with(mark)):
+                return True
+        return False
 
 
 _ANYTHING = re.compile(r".+", re.DOTALL)

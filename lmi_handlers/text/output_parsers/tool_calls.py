@@ -84,6 +84,10 @@ class TaggedCallParser(_ReadingParser):
         self._at_start = True
         self._after_call = False  # only white space since the last call
         self.names = schemas.keys()
+        self.openings = tuple(
+            tag.open for tag in (format.section, *format.tags) if tag.open and not tag.known_names_only
+        )
+        """The marks before calls, which have no other use."""
         super().__init__(schemas, format.named, keyed=format.keyed)
 
     def _read(self) -> Reading[None]:

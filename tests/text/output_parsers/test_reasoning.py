@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
 
 import pytest
@@ -149,6 +150,68 @@ def test_tool_calls_are_recognised_only_after_the_reasoning() -> None:
         assert whole.content == "One moment."
         assert [(call.index, call.name) for call in whole.tool_calls if call.name] == [(0, "f")]
         assert "".join(call.arguments for call in whole.tool_calls) == '{"a": 1}'
+
+
+def read_with_tools(name: str, tools: str, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """Return the reasoning, the content and the calls of a text whose reasoning the prompt has begun."""
+    form = reasoning_format(name)
+    reader = ReasoningParser(form, PROMPT + form.begins[0], TaggedCallParser(TOOL_FORMATS[tools], {"f": {}}))
+    whole = join([*map(reader.feed, pieces), reader.finish()])
+    names = [call.name for call in whole.tool_calls if call.name]
+    arguments = ["".join(call.arguments for call in whole.tool_calls if call.index == i) for i in range(len(names))]
+    return whole.reasoning, whole.content, list(zip(names, arguments, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "call"),
+    [
+        ("qwen3", "hermes", CALL),
+        ("qwen3", "qwen3_xml", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("glm45", "hermes", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        (
+            "kimi_k2",
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        ),
+        (
+            "minimax_m2",
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
+        ("mistral", "mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+        ("gemma4", "gemma4", "<|tool_call>call:f{a:1}<tool_call|>"),
+    ],
+)
+def test_calls_in_reasoning_that_never_ends(name: str, tools: str, call: str) -> None:
+    """Some models call a function without ending their thoughts. vLLM ends the reasoning there."""
+    for pieces in ((f"Hm.\n{call}",), tuple(f"Hm.\n{call}")):
+        reasoning, content, [(function, arguments)] = read_with_tools(name, tools, *pieces)
+        assert (reasoning, content, function) == ("Hm.", "", "f")
+        assert json.loads(arguments)["a"] in (1, "1")  # no schema says which
+    told = f"I might write {call}."
+    end = reasoning_format(name).ends[0]
+    assert read_with_tools(name, tools, f"{told}{end}Hello.") == (told, "Hello.", [])
+
+
+@pytest.mark.parametrize(
+    "text", ["Use <tool_call> tags", "<tool_call>", "<tool_call>\n{", "a <tool_call></tool_call> b"]
+)
+def test_the_mark_of_a_call_alone_stays_in_the_reasoning(text: str) -> None:
+    assert read_with_tools("qwen3", "hermes", *text) == (text, "", [])
+
+
+CALLS_AND_MARKS = st.lists(
+    st.sampled_from([CALL, "<tool_call>", "</tool_call>", "</think>", "<", "</", "Hm", " ", "\n", '{"name": "f"}']),
+    max_size=8,
+).map("".join)
+
+
+@given(CALLS_AND_MARKS, st.data())
+def test_calls_and_reasoning_do_not_depend_on_how_the_text_is_split(text: str, data: st.DataObject) -> None:
+    whole = read_with_tools("qwen3", "hermes", text)
+    assert read_with_tools("qwen3", "hermes", *cut(text, data)) == whole
+    assert read_with_tools("qwen3", "hermes", *text) == whole
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

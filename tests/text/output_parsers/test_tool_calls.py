@@ -103,6 +103,10 @@ GOLDEN: list[tuple[str, str, Message]] = [
     ("qwen3_xml", '<tool_call><function=f><parameter=a>\n\nx < "y"\n\n</parameter></function></tool_call>',
      ("", [("f", '{"a": "\\nx < \\"y\\"\\n"}')])),
     ("qwen3_xml", "<tool_call><function=f><parameter=a>\nx</para", ("", [("f", '{"a": "x</para')])),
+    ("qwen3_xml", "<tool_call>\n<function=get_weather>\n<parameter=location>\nParis\n</parameter>\n</tool_call>\nSo.",
+     ("So.", [WEATHER])),
+    ("qwen3_xml", "<tool_call>\n<function=f>\n</tool_call>", ("", [("f", "{}")])),
+    ("qwen3_xml", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n", ("", [("f", '{"a": "x"')])),
     ("qwen3_xml", "<function=unknown></function>", ("<function=unknown></function>", [])),
     ("qwen3_xml", "<function=web-search.v2><parameter=a>1</parameter></function>", ("", [("web-search.v2", '{"a": "1"}')])),
     ("qwen3_xml", "<tool_call><function=f", ("<tool_call><function=f", [])),
@@ -317,3 +321,32 @@ def test_a_value_that_cannot_be_decoded_is_a_string(text: str) -> None:
     message = parse(parser, f"<function=get_weather><parameter=days>{text}</parameter></function>")
     assert message[1][0][0] == "get_weather"
     assert json.loads(message[1][0][1], parse_int=str) == {"days": text}
+
+
+@pytest.mark.parametrize("name", ["github/list", "mcp:get", "a/b:c", "a.b", "a/b"])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("mistral", '[TOOL_CALLS]NAME[ARGS]{"a": 1}'),
+        ("mistral", '[TOOL_CALLS]NAME[CALL_ID]0a1b2c3d4[ARGS]{"a": 1}'),
+        ("hermes", "<tool_call>NAME\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        ("hermes", '<tool_call>{"name": "NAME", "arguments": {"a": 1}}</tool_call>'),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        ),
+        (
+            "deepseek_v31",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ),
+        ("gemma4", "<|tool_call>call:NAME{a:1}<tool_call|>"),
+        ("qwen3_xml", "<tool_call><function=NAME><parameter=a>1</parameter></function></tool_call>"),
+        ("pythonic", "[NAME(a=1)]"),
+    ],
+)
+def test_all_names_that_tools_may_have_are_read(name: str, family: str, text: str) -> None:
+    integer = {"properties": {"a": {"type": "integer"}}}
+    schemas: dict[str, dict[str, object]] = {"a/b": {**integer}, name: {**integer}, "a": {}}
+    for pieces in ((text.replace("NAME", name),), text.replace("NAME", name)):
+        assert parse(TaggedCallParser(TOOL_FORMATS[family], schemas), *pieces) == ("", [(name, '{"a": 1}')])
