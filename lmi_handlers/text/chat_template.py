@@ -42,6 +42,7 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt, sound_marks: Sequence[str]
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
     try:
         messages = _fit_content(bundle, template, chat.messages, sound_marks)
+        messages = _fit_arguments(bundle, template, messages)
         if chat.tools and "tools" not in _variables(template):
             messages = _with_tools(chat, chat.tools, messages)
         render = _render_open if chat.continue_final_message else _render
@@ -242,6 +243,46 @@ def _tried_forms(template: str, special_tokens: tuple[tuple[str, str], ...], rol
 
     takes_parts = reads([_text_part(_PROBE)])
     return reads(_PROBE) or not takes_parts, takes_parts
+
+
+def _fit_arguments(bundle: TextBundle, template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the arguments of calls in the form that the template reads: an object or JSON text."""
+    special_tokens = tuple(bundle.special_tokens.items())
+    if not any(message.get("tool_calls") for message in messages) or _takes_objects(template, special_tokens):
+        return messages
+    return [
+        message | {"tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+@functools.lru_cache(maxsize=8)
+def _takes_objects(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Render a call with both forms of arguments. Some of DeepSeek's templates join them to other text.
+
+    A template that renders neither is treated as reading objects, as most templates do.
+    """
+
+    def reads(arguments: object) -> bool:
+        call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "-"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "tool_call_id": call["id"], "content": "-"},
+        ]
+        return _PROBE in _try(template, messages, dict(special_tokens))
+
+    return reads({"a": _PROBE}) or not reads(json.dumps({"a": _PROBE}))
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    text = json.dumps(function.get("arguments"), ensure_ascii=False)
+    return call | {"function": function | {"arguments": text}}
 
 
 def _try(template: str, messages: list[dict[str, Any]], special_tokens: dict[str, str]) -> str:

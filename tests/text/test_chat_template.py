@@ -227,6 +227,28 @@ def test_content_has_the_form_that_the_template_reads(template: str, rendered: s
     assert render(model, messages) == rendered
 
 
+CALL = (
+    "{% for m in messages %}{% for call in m.tool_calls or () %}{% set f = call.function %}REST{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{{ f | tojson }}", '{"name": "f", "arguments": {"a": ["é"]}}'),
+        ("{{ f.arguments | tojson }}", '{"a": ["é"]}'),
+        ("{% for key, value in f.arguments | items %}{{ key }}={{ value[0] }}{% endfor %}", "a=é"),
+        # DeepSeek R1-0528 and V3-0324
+        ("{{ f.name + '\\n```json\\n' + f.arguments + '\\n```' }}", 'f\n```json\n{"a": ["é"]}\n```'),
+    ],
+)
+def test_arguments_of_calls_have_the_form_that_the_template_reads(template: str, rendered: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": ["é"]}}}
+    messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert render(bundle(CALL.replace("REST", template)), messages) == rendered
+    assert call["function"] == {"name": "f", "arguments": {"a": ["é"]}}
+
+
 def test_the_operator_can_set_the_form_of_content() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     model = msgspec.structs.replace(bundle(template), content_format="openai")
