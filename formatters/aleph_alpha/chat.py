@@ -22,14 +22,14 @@ class AlephAlphaJsonFormatter(ChatJsonFormatter):
     """One document at the end."""
 
     def usage(self, cached_tokens: int | None = None) -> Usage:  # noqa: ARG002  not in Aleph Alpha's format
-        return super().usage()
+        return _without_details(super().usage())
 
 
 class AlephAlphaSseFormatter(ChatSseFormatter):
     """One event for each update to a choice, then `[DONE]`."""
 
     def usage(self, cached_tokens: int | None = None) -> Usage:  # noqa: ARG002  not in Aleph Alpha's format
-        return super().usage()
+        return _without_details(super().usage())
 
     def chunk(
         self,
@@ -46,3 +46,8 @@ class AlephAlphaSseFormatter(ChatSseFormatter):
 
     def error(self, error: LMIError) -> bytes:
         return self.frame(error_document(error)) + self.end
+
+
+def _without_details(usage: Usage) -> Usage:
+    """Return the same numbers without their details."""
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)

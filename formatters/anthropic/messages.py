@@ -97,6 +97,12 @@ class MessageFormatter(ChatFormatter):
         self._blocks += 1
         self._open, self._call, self._pieces = None, None, []
 
+    def close_message(self) -> None:
+        """End the last block. A message without any has an empty text, as in vLLM, because clients read its first block."""
+        if not self._blocks and self._open is None:
+            self._begin(schemas.TextBlock(""))
+        self.close_block()
+
     def message(self, content: list[schemas.OutputBlock], end: schemas.MessageEnd | None) -> schemas.MessageAnswer:
         """Return the message so far."""
         return schemas.MessageAnswer(
@@ -172,7 +178,7 @@ class MessageJsonFormatter(MessageFormatter):
         return b""
 
     def finish(self) -> bytes:
-        self.close_block()
+        self.close_message()
         return encode(self.message(self._content, self.end()))
 
 
@@ -214,7 +220,7 @@ class MessageSseFormatter(MessageFormatter):
         return self._taken() or self.frame("ping", encode(schemas.Ping()))
 
     def finish(self) -> bytes:
-        self.close_block()
+        self.close_message()
         self.emit(schemas.MessageDelta(self.end(), self.message_usage()))
         self.emit(schemas.MessageStop())
         return self._taken()

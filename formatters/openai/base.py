@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from formatters.base import python_float
-from formatters.openai.schemas import PromptTokensDetails, Usage
+from formatters.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from lmi_handlers import __version__
 from lmi_handlers.core.outputs import FinishReason
 
@@ -40,7 +40,10 @@ def token_name(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:
-    """Return the usage object. It has no details if `cached_tokens` is None."""
-    details = UNSET if cached_tokens is None else PromptTokensDetails(cached_tokens)
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int | None, reasoning_tokens: int | None = None
+) -> Usage:
+    """Return the usage object. It has no details of `cached_tokens` or `reasoning_tokens` that are None."""
+    prompt = UNSET if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    completion = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, prompt, completion)

@@ -8,8 +8,8 @@ The first chunk of a choice has the role and no text. The last chunk has the fin
 drop text that comes with either one. Both have "" as content, as in vLLM and TGI, because clients add up the contents.
 Reasoning is in `reasoning_content`, the name that DeepSeek, SGLang and older versions of vLLM use, and again in
 `reasoning`, vLLM's newer one. Both are omitted if there is no reasoning. If the request has `functions`, the older
-form of `tools`, a call is in `function_call`. A message has at most one there, so any others that the model writes
-are left out.
+form of `tools`, a call is in `function_call`. A message has at most one there, and with `parallel_tool_calls` false, so
+any others that the model writes are left out.
 
 Source: OpenAI's API reference.
 """
@@ -47,8 +47,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning`
     says how the model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is
     false, the reasoning is left out of the answer. `token_ids` adds the ids of the prompt and the new tokens.
-    `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does. If `one_function` is true, a call is in
-    `function_call`.
+    `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does. If `one_call` is true, calls after the
+    first are left out. If `one_function` is true, that one is in `function_call`.
     """
 
     model: str
@@ -59,6 +59,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False
+    one_call: bool = False
     one_function: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -67,12 +68,14 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ChoiceState:
     """One choice of the answer. `new_tokens` are the tokens whose logprobs and ids have not been sent yet."""
 
-    def __init__(self, parser: MessageParser, *, one_function: bool) -> None:
+    def __init__(self, parser: MessageParser, *, one_call: bool, one_function: bool) -> None:
         self._parser = parser
+        self._one_call = one_call
         self._one_function = one_function
         self.begun = False
         self.calls: list[str] = []
         self.num_tokens = 0
+        self.reasoning_tokens = 0  # up to the end of the reasoning
         self.new_tokens: list[Token] = []
         self.finish_reason: FinishReason | None = None
 
@@ -84,14 +87,22 @@ class ChoiceState:
         self.finish_reason = delta.finish_reason
         if delta.finish_reason is not None and not delta.continues:
             message += self._parser.finish()
-        return message
+        if message.reasoning:
+            self.reasoning_tokens = self.num_tokens
+        return self._shown(message)
 
     def resume(self, delta: TextDelta) -> tuple[ToolCallDelta, ...]:
         """Take the text so far, which earlier answers have shown, and return the calls in it."""
-        message = self._parser.feed(delta.text)
-        for call in message.tool_calls:
+        calls = self._shown(self._parser.feed(delta.text)).tool_calls
+        for call in calls:
             self.call_id(call.index)
-        return message.tool_calls
+        return calls
+
+    def _shown(self, message: MessageDelta) -> MessageDelta:
+        """Return the delta without the calls that are left out."""
+        if not self._one_call or not message.tool_calls:
+            return message
+        return msgspec.structs.replace(message, tool_calls=tuple(call for call in message.tool_calls if not call.index))
 
     def call_id(self, index: int) -> str:
         """Return the id of call number `index`, which is created when it is first asked for."""
@@ -116,7 +127,8 @@ class ChatFormatter(Formatter):
         super().__init__(request, prompts)
         self.options = options
         self.choices = [
-            ChoiceState(self._parser(), one_function=options.one_function) for _ in range(request.sampling_params.n)
+            ChoiceState(self._parser(), one_call=options.one_call, one_function=options.one_function)
+            for _ in range(request.sampling_params.n)
         ]
         self.id = f"chatcmpl-{request.request_id}"
 
@@ -135,7 +147,11 @@ class ChatFormatter(Formatter):
 
     def usage(self, cached_tokens: int | None = None) -> schemas.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
-        return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices), cached_tokens)
+        generated = sum(choice.num_tokens for choice in self.choices)
+        thought = sum(choice.reasoning_tokens for choice in self.choices)
+        return usage(
+            sum(self.prompt_tokens), generated, cached_tokens, None if self.options.reasoning is None else thought
+        )
 
     def logprobs(self, tokens: list[Token]) -> schemas.ChatCompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them."""
@@ -271,7 +287,7 @@ class ChatSseFormatter(ChatFormatter):
     def _call_parts(self, choice: ChoiceState, calls: tuple[ToolCallDelta, ...]) -> list[schemas.ChatCompletionDelta]:
         deltas = [_call_delta(choice, call) for call in calls]
         if self.options.one_function:
-            return [schemas.ChatCompletionDelta(function_call=delta.function) for delta in deltas if not delta.index]
+            return [schemas.ChatCompletionDelta(function_call=delta.function) for delta in deltas]
         return [schemas.ChatCompletionDelta(tool_calls=[delta]) for delta in deltas]
 
     def finish(self) -> bytes:

@@ -153,7 +153,6 @@ class ResponseFormatter(ChatFormatter):
         self._choice = self.choices[0]  # a response has only one
         self._item: OpenItem | None = None
         self._output: list[objects.OutputItem] = []
-        self._reasoning_tokens = 0
         self._earlier_calls: tuple[ToolCallDelta, ...] = ()
 
     def resume_calls(self, index: int, calls: tuple[ToolCallDelta, ...]) -> None:  # noqa: ARG002  there is one choice
@@ -173,10 +172,8 @@ class ResponseFormatter(ChatFormatter):
             if choice.new_tokens and self.options.logprobs and isinstance(self._item, OpenMessage):
                 self._item.add_text("", self._new_logprobs())  # such as the end of the sequence
             return
-        if message.reasoning:
-            self._reasoning_tokens = choice.num_tokens
-            if self.options.include_reasoning:
-                self._opened(OpenReasoning).add(message.reasoning)
+        if message.reasoning and self.options.include_reasoning:
+            self._opened(OpenReasoning).add(message.reasoning)
         # New text follows the call that is still open, and precedes the calls that begin.
         number = self._item.number if isinstance(self._item, OpenCall) else None
         self._add_calls(call for call in message.tool_calls if call.index == number)
@@ -188,7 +185,7 @@ class ResponseFormatter(ChatFormatter):
     def ended(self) -> objects.ResponseObject:
         """End the last item and return the whole response."""
         reason = INCOMPLETE.get(self._choice.finish_reason)
-        if self._item is None and not self._reasoning_tokens:
+        if self._item is None and not self._choice.reasoning_tokens:
             self._opened(OpenMessage).add_text("", self._new_logprobs())
         self._close("incomplete" if reason else "completed")
         return msgspec.structs.replace(
@@ -210,7 +207,7 @@ class ResponseFormatter(ChatFormatter):
             input_tokens,
             objects.InputTokensDetails(self.cached_tokens or 0, 0),
             output_tokens,
-            objects.OutputTokensDetails(self._reasoning_tokens),
+            objects.OutputTokensDetails(self._choice.reasoning_tokens),
             input_tokens + output_tokens,
         )
 

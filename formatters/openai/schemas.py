@@ -22,13 +22,24 @@ class PromptTokensDetails(Response):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(Response):
+    """The number of generated tokens up to the end of the reasoning."""
+
+    reasoning_tokens: Count
+
+
 class Usage(Response):
-    """The number of tokens that the request used. The details are omitted unless the engine reports them."""
+    """The number of tokens that the request used.
+
+    The details of the prompt are omitted unless the engine reports them, and those of the completion unless the server
+    separates the reasoning, as in vLLM.
+    """
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class OpenAIErrorDetails(Response):

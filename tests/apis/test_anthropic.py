@@ -222,7 +222,7 @@ def test_errors(error: LMIError, kind: str, status: int) -> None:
 def test_stop_reasons(ending: dict[str, Any], reason: str, sequence: str | None) -> None:
     message = answer("Hel", body={}, **ending)
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
-    assert answer(body={}, **ending)["content"] == []
+    assert answer(body={}, **ending)["content"] == [{"type": "text", "text": ""}]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -238,6 +238,12 @@ def test_blocks(size: int) -> None:
     ] * 2
     assert first["id"] != second["id"]
     assert message["stop_reason"] == "tool_use"
+
+
+def test_a_message_without_content_has_an_empty_text() -> None:
+    """Clients read `content[0]`."""
+    for pieces in ((), ("<think>", "Hm.")):
+        assert answer(*pieces, body={}, reasoning_parser="qwen3")["content"] == [{"type": "text", "text": ""}]
 
 
 def test_thoughts_are_shown_only_if_they_are_asked_for() -> None:
@@ -418,6 +424,8 @@ def test_parallel_calls() -> None:
         asked = parse({"tools": [TOOL], "tool_choice": choice}).request.sampling_params.structured_outputs
         assert asked is not None
         assert json.loads(asked.json or "")["maxItems"] == most
+        message = answer(CALL, CALL, body={"tools": [TOOL], "tool_choice": choice | {"type": "auto"}})
+        assert len(message["content"]) == min(most, 2)
 
 
 def test_template_variables() -> None:

@@ -237,6 +237,45 @@ def test_messages_are_passed_to_the_template_unchanged() -> None:
     ]
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "Par', "", "?", "[1]", "7", "null", None, [1]])
+def test_arguments_that_are_no_object_are_an_empty_one(arguments: Any) -> None:
+    """Templates read their members: an error would refuse every later turn of the conversation."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, {"function": {"name": "g"}}]}
+    chat = prompt_of(parse({"messages": [USER, said, {"role": "tool", "tool_call_id": "c1", "content": "no JSON"}]}))
+    assert chat.messages[1]["tool_calls"] == [
+        call | {"function": {"name": "f", "arguments": {}}},
+        {"function": {"name": "g", "arguments": {}}},
+    ]
+
+
+def test_an_empty_list_of_calls_is_absent() -> None:
+    """Llama 3's template takes any message with `tool_calls` for one that makes calls, and refuses other numbers than 1."""
+    said = {"role": "assistant", "content": "Hello.", "tool_calls": []}
+    chat = prompt_of(parse({"messages": [USER, said, USER]}))
+    assert chat.messages[1] == {"role": "assistant", "content": "Hello."}
+    assert prompt_of(parse({"messages": [USER, said]})).continue_final_message
+    with pytest.raises(InvalidRequest, match="neither content nor tool_calls"):
+        parse({"messages": [USER, said | {"content": None}]})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "x": 1}},
+            {"reasoning_effort": "low", "enable_thinking": False, "x": 1},
+        ),
+        ({"guideline": "x"}, {"guideline": "x"}),
+    ],
+)
+def test_variables_of_the_template(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert prompt_of(parse({"messages": [USER], **given})).template_kwargs == expected
+
+
 @pytest.mark.parametrize(
     ("given", "opens", "continues"),
     [

@@ -124,7 +124,7 @@ def test_templates_see_tool_calls_and_their_results() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": CALL_ID, "type": "function", "function": {"name": "get_time", "arguments": "?"}}],
+            "tool_calls": [{"id": CALL_ID, "type": "function", "function": {"name": "get_time", "arguments": {}}}],
         },
     ]
     assert len(CALL_ID) == 9  # letters and digits, as Mistral's templates require
@@ -155,6 +155,20 @@ def test_a_stream_has_one_call() -> None:
     assert all("tool_calls" not in delta for delta in deltas)
     assert "".join(delta.get("content", "") for delta in deltas) == "So."
     assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+
+
+@pytest.mark.parametrize(("parallel", "count"), [(False, 1), (None, 2), (True, 2)])
+def test_tools_without_parallel_calls(parallel: bool | None, count: int) -> None:
+    """The model may write more calls than one, if no grammar keeps it from that. They are left out."""
+    fields = {"tools": [{"type": "function", "function": WEATHER}], "parallel_tool_calls": parallel}
+    [whole] = json.loads(answered(f"So.{CALL}{CALL}", **fields))["choices"]
+    chunks = json_chunks(answered(f"So.{CALL}{CALL}", stream=True, **fields))
+    calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert len(whole["message"]["tool_calls"]) == count
+    assert {call["index"] for call in calls} == {*range(count)}
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"place": "Rome"}' * count
+    assert whole["message"]["content"] == "So."
+    assert (whole["finish_reason"], chunks[-1]["choices"][0]["finish_reason"]) == ("tool_calls", "tool_calls")
 
 
 @pytest.mark.parametrize("stream", [False, True])

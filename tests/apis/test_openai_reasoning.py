@@ -47,11 +47,8 @@ PIECES = ("<think>", "Hm", ".", "</think>", "\n\n", "Four")
 
 def render(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **options: Any) -> str:
     request = GenerationRequest(request_id="r", prompts=(Prompt(prompt),), sampling_params=SamplingParams())
-    formatter = kind(
-        request,
-        rendered(10, prompt),
-        options=ChatOptions(model="m", created=7, reasoning=REASONING_FORMATS["deepseek_r1"], **options),
-    )
+    options = {"model": "m", "created": 7, "reasoning": REASONING_FORMATS["deepseek_r1"], **options}
+    formatter = kind(request, rendered(10, prompt), options=ChatOptions(**options))
     last = len(pieces) - 1
     deltas = [
         TextDelta(
@@ -65,19 +62,20 @@ def render(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **opti
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
+    ("pieces", "message", "thought"),
     [
-        (PIECES, '{"role":"assistant","content":"Four","reasoning_content":"Hm.","reasoning":"Hm."}'),
-        (PIECES[:3], '{"role":"assistant","content":null,"reasoning_content":"Hm.","reasoning":"Hm."}'),
-        (("Four",), '{"role":"assistant","content":"Four"}'),
-        (("",), '{"role":"assistant","content":""}'),
+        (PIECES, '{"role":"assistant","content":"Four","reasoning_content":"Hm.","reasoning":"Hm."}', 3),
+        (PIECES[:3], '{"role":"assistant","content":null,"reasoning_content":"Hm.","reasoning":"Hm."}', 3),
+        (("Four",), '{"role":"assistant","content":"Four"}', 0),
+        (("",), '{"role":"assistant","content":""}', 0),
     ],
 )
-def test_the_document_of_a_chat_with_reasoning(pieces: tuple[str, ...], message: str) -> None:
+def test_the_document_of_a_chat_with_reasoning(pieces: tuple[str, ...], message: str, thought: int) -> None:
     n = len(pieces)
     assert render(ChatJsonFormatter, *pieces) == (
         HEAD % "" + f'[{{"index":0,"message":{message},"logprobs":null,"finish_reason":"length"}}],'
-        f'"usage":{{"prompt_tokens":10,"completion_tokens":{n},"total_tokens":{10 + n}}}}}'
+        f'"usage":{{"prompt_tokens":10,"completion_tokens":{n},"total_tokens":{10 + n},'
+        f'"completion_tokens_details":{{"reasoning_tokens":{thought}}}}}}}'
     )
 
 
@@ -121,6 +119,14 @@ def test_the_stream_of_a_chat_with_reasoning() -> None:
         )
         + "data: [DONE]\n\n"
     )
+
+
+def test_the_usage_of_a_stream_counts_the_reasoning() -> None:
+    text = render(ChatSseFormatter, *PIECES, include_usage=True, continuous_usage=True)
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in json_chunks(text)]
+    assert counts == [0, 2, 3, 3, 3, 3]
+    plain = render(ChatSseFormatter, *PIECES, include_usage=True, reasoning=None)
+    assert "completion_tokens_details" not in json_chunks(plain)[-1]["usage"]
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -241,6 +241,12 @@ def test_text_after_a_call() -> None:
     assert response["output"][0]["arguments"] == '{"a": 1}'
 
 
+def test_one_call_without_parallel_calls() -> None:
+    for parallel, count in ((False, 1), (True, 2)):
+        response = answer(CALL, CALL[:-20], CALL[-20:], body={"tools": [TOOL], "parallel_tool_calls": parallel})
+        assert [item["arguments"] for item in response["output"]] == ['{"a": 1}'] * count
+
+
 @pytest.mark.parametrize(
     ("choice", "text"),
     [("required", '[{"name": "f", "arguments": {"a": 1}}]'), ({"type": "function", "name": "f"}, '{"a": 1}')],
@@ -322,6 +328,13 @@ THOUGHT = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": 
                     "tool_calls": [chat_call("f"), chat_call("g", "d")],
                 },
                 USER,
+            ],
+        ),
+        (
+            [call("f"), SAID | {"content": "x"}, {"type": "function_call_output", "call_id": "c", "output": "7"}],
+            [
+                {"role": "assistant", "content": "x", "tool_calls": [chat_call("f")]},
+                {"role": "tool", "content": "7", "tool_call_id": "c"},
             ],
         ),
         (

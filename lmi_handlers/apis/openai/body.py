@@ -209,6 +209,11 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
         return tools, chosen_tool(tools, self.function_call, "function_call")
 
     @property
+    def parallel(self) -> bool:
+        """True if an answer may have several calls."""
+        return self.parallel_tool_calls is not False and self.functions is None
+
+    @property
     def num_logprobs(self) -> int | None:
         """The number of alternatives per token, or None for no logprobs. Raises `InvalidRequest`."""
         if self.top_logprobs and not self.logprobs:

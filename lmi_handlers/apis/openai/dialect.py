@@ -217,6 +217,7 @@ class ChatDialect(OpenAIDialect):
             logprobs=body.num_logprobs is not None,
             token_ids=bool(body.return_token_ids),
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            one_call=not body.parallel,
             one_function=body.functions is not None,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
@@ -238,8 +239,7 @@ class ChatDialect(OpenAIDialect):
             form = choose_tool_format(self._facts().chat_template, self._tool_call_parser)
             return asked, partial(TaggedCallParser, form, schemas)
         if choice == "required":
-            parallel = body.parallel_tool_calls is not False and body.functions is None
-            return calls_of(tools, parallel=parallel), CallListParser
+            return calls_of(tools, parallel=body.parallel), CallListParser
         return call_of(tools, choice), partial(NamedCallParser, choice)
 
     def _reasoning(self) -> ReasoningFormat | None:
@@ -415,9 +415,14 @@ def check_length(
 
 
 def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
-    """Return extra template variables: OpenAI's, TGI's, and those in the request's `chat_template_kwargs`."""
-    given = {"reasoning_effort": body.reasoning_effort, "guideline": body.guideline}
-    return {name: value for name, value in given.items() if value is not None} | (body.chat_template_kwargs or {})
+    """Return extra template variables: OpenAI's, TGI's, and those in the request's `chat_template_kwargs`.
+
+    As in vLLM, an effort also says whether the model thinks, because many templates know only `enable_thinking`.
+    """
+    given: dict[str, Any] = {} if body.guideline is None else {"guideline": body.guideline}
+    if body.reasoning_effort is not None:
+        given |= {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+    return given | (body.chat_template_kwargs or {})
 
 
 def _streams(payload: Payload, body: OpenAIBody) -> bool:

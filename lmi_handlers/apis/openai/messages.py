@@ -143,14 +143,18 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
                 )
 
     @property
-    def calls(self) -> list[dict[str, Any]] | None:
+    def calls(self) -> list[dict[str, Any]]:
         """The calls that the message makes, as `tool_calls`."""
-        if self.function_call is None:
-            return self.tool_calls
-        return [*(self.tool_calls or ()), {"id": CALL_ID, "type": "function", "function": self.function_call}]
+        calls = list(self.tool_calls or ())
+        if self.function_call is not None:
+            calls.append({"id": CALL_ID, "type": "function", "function": self.function_call})
+        return calls
 
     def _plain(self, field: str, render: Callable[[list[Part]], str | list[dict[str, str]]]) -> dict[str, Any]:
-        """Convert to what templates expect: tool call arguments as objects, and `system` instead of `developer`."""
+        """Convert to what templates expect: tool call arguments as objects, and `system` instead of `developer`.
+
+        An empty list of calls is left out, as in vLLM: templates take any `tool_calls` for a message that makes calls.
+        """
         message: dict[str, Any] = msgspec.to_builtins(self)
         if self.reasoning is not None:  # vLLM's newer name, unknown to templates
             message.setdefault("reasoning_content", self.reasoning)
@@ -166,8 +170,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         elif self.role == "function":
             message |= {"role": "tool", "tool_call_id": CALL_ID}
         message.pop("function_call", None)
-        if self.calls is not None:
-            message["tool_calls"] = [_with_arguments(call) for call in self.calls]
+        message.pop("tool_calls", None)
+        if calls := self.calls:
+            message["tool_calls"] = [_with_arguments(call) for call in calls]
         return message
 
 
@@ -203,12 +208,18 @@ def _text(part: Part) -> str:
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Decode the arguments: OpenAI's format has JSON text, but models were trained on objects."""
+    """Return the call with its arguments decoded: OpenAI's format has JSON text, but models were trained on objects.
+
+    Arguments that are no object become an empty one, as in vLLM. Templates read their members, and an error would
+    refuse every later turn of a conversation in which the model's call was cut off.
+    """
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict):
         return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return call  # models do not always write valid JSON
-    return call | {"function": function | {"arguments": arguments}}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None  # models do not always write valid JSON
+    return call | {"function": function | {"arguments": arguments if isinstance(arguments, dict) else {}}}

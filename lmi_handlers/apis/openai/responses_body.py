@@ -197,7 +197,6 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
         choice, form = self.tool_choice, None if self.text is None else self.text.format
         shows_logprobs = LOGPROBS in (self.include or ())
         effort = None if self.reasoning is None else self.reasoning.effort
-        thinking = {} if effort is None else {"enable_thinking": effort != "none"}  # as vLLM
         computed: dict[str, Any] = {
             "messages": [message for _, message in placed],
             "logprobs": shows_logprobs,
@@ -206,7 +205,6 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
             "tools": [tool.chat() for tool in tools],
             "tool_choice": ToolChoice(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice,
             "reasoning_effort": effort,
-            "chat_template_kwargs": thinking | (self.chat_template_kwargs or {}),
             "continue_final_message": continues(items),
         }
         body = ChatCompletionBody(**{**values_of(self, ChatCompletionBody), **computed})

@@ -166,13 +166,15 @@ class _Turn:
         self._call_id: str | None = None
 
     def takes(self, item: Item) -> bool:
-        """True if the item is part of this turn: reasoning, then text, then calls."""
+        """True if the item is part of this turn: reasoning, then calls and a text before, between or after them."""
         if self._role != "assistant" or self._call_id is not None:
             return False
-        if isinstance(item, InputCall):
-            return True
-        begun = self._content is not None or bool(self._calls)
-        return not begun and (isinstance(item, InputReasoning) or _by_assistant(item))
+        match item:
+            case InputCall():
+                return True
+            case InputReasoning():
+                return self._content is None and not self._calls
+        return self._content is None and _by_assistant(item)
 
     def add(self, item: Item) -> None:
         self._role = "assistant"
