@@ -16,10 +16,16 @@ import msgspec
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge
 from lmi_handlers.core.event_loop import give_way
-from lmi_handlers.core.json_shape import json_shape
+from lmi_handlers.core.json_shape import json_shape, outer_names
 
 MAX_NAME_CHARACTERS = 1024
 """Maximum length of names that answers repeat, such as those of models and users."""
+
+MAX_FIELDS = 20_000
+"""Names of a body itself, without those of the objects in it. Each becomes an object: that many block others for 12 ms."""
+
+_NAME_BYTES = 5
+"""Of a name and its value, such as `"":1,`."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +83,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_shape(self, texts: Sequence[bytes]) -> None:
         """Check how many values several JSON texts of one body have together."""
-        if sum(map(len, texts)) < min(2 * self.max_json_containers, self.max_json_values):
+        if sum(map(len, texts)) < min(2 * self.max_json_containers, self.max_json_values, _NAME_BYTES * MAX_FIELDS):
             return  # too short to exceed the limits: each container takes two bytes
         containers = values = 0
         for text in texts:
@@ -95,6 +101,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                     f"the request body has more than {self.max_json_values} JSON values and names "
                     "(option.max_json_values)",
                     code="too_many_values",
+                )
+            if shape.members > MAX_FIELDS and outer_names(text, enough=MAX_FIELDS) > MAX_FIELDS:
+                raise PayloadTooLarge(
+                    f"the request body is a JSON object with more than {MAX_FIELDS} names", code="too_many_values"
                 )
             give_way()
 

@@ -10,7 +10,7 @@ from build_site import ROOT
 from backends import declaration, grammar_compiler, grammar_trial, image_decoder, registry
 from backends.paged import memory, prefix_file, prefix_store
 from backends.paged.options import DEFAULT_PREFIX_CACHE_FILE_BYTES
-from lmi_handlers.config import custom_code, properties
+from lmi_handlers.config import budget, custom_code, properties
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
@@ -59,6 +59,7 @@ FIXED: dict[str, float] = {
     "characters of a chat template": template_budget.MAX_TEMPLATE,
     "serving.properties": properties.MAX_FILE,
     "options in it": properties.MAX_NAMES,
+    "names of a JSON object that is a body": budget.MAX_FIELDS,
     "a Python file of a model's own code": custom_code.MAX_SCRIPT,
     "passes through a chat template's loops; a macro is 8, 100 characters read or 2 items made are 1": template_budget.MAX_STEPS,
     "characters that a chat template makes per request": template_budget.MAX_SIZE,
