@@ -57,14 +57,15 @@ class AwsServer:
         component: str = "InService",
         rolls_back: bool = False,
         lose: Iterable[str] = (),
+        lingers: Iterable[str] = (),
     ) -> None:
         """Refuse these operations (or IAM actions, in the simulator), and give new endpoints and components a status.
 
         With `rolls_back`, an update leaves the endpoint with its former configuration. The answers to the calls of `lose`
-        are lost, in that order.
+        are lost, in that order. An endpoint that was deleted is described with each of the statuses `lingers` once.
         """
         settings = {"refuse": list(refuse), "status": status, "component": component, "rolls_back": rolls_back}
-        self._post(_CONTROL, settings | {"lose": list(lose)})
+        self._post(_CONTROL, settings | {"lose": list(lose), "lingers": list(lingers)})
 
     def _post(self, path: str, body: object) -> None:
         urllib.request.urlopen(urllib.request.Request(self.url + path, json.dumps(body).encode()), timeout=60).close()
@@ -165,6 +166,20 @@ class _Additions:
     def _CreateEndpoint(self, body: dict[str, Any]) -> None:  # noqa: N802
         if body["EndpointName"] in self._sagemaker.endpoints:
             raise _Refused("Cannot create already existing endpoint")
+
+    def _DescribeEndpoint(self, body: dict[str, Any]) -> dict[str, Any] | None:  # noqa: N802
+        name = body["EndpointName"]
+        if name in self._sagemaker.endpoints or not self._settings["lingers"]:
+            return None
+        arn = f"arn:aws:sagemaker:{_REGION}:{_ACCOUNT}:endpoint/{name}"
+        status = self._settings["lingers"].pop(0)
+        return {
+            "EndpointName": name,
+            "EndpointArn": arn,
+            "EndpointStatus": status,
+            "CreationTime": 0,
+            "LastModifiedTime": 0,
+        }
 
     def _UpdateEndpoint(self, body: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         endpoint = self._sagemaker.endpoints[body["EndpointName"]]

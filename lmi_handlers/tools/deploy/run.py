@@ -26,6 +26,7 @@ _INVERSE = {
 """The call that reverts another, and the parameters that it needs. A policy goes with its target."""
 
 IN_SERVICE = "InService"
+_DELETING = "Deleting"
 FAILED = ("Failed", "OutOfService", "UpdateRollbackFailed")
 _PATIENCE_SECONDS = 300
 """For descriptions that fail: without a connection, with too many calls, or with a token that has expired."""
@@ -160,20 +161,23 @@ def delete(aws: Aws, deletion: AwsCall) -> None:
 def wait(aws: Aws, call: AwsCall) -> dict[str, Any]:
     """Repeat a call until the status is `call.until`, and return the last answer. Prints each new status.
 
-    Raises `CallRefused` if it fails or takes too long, and `Unknown` if AWS gives no answer.
+    Raises `CallRefused` if it fails or takes too long, and `Unknown` if AWS gives no answer. What is deleted may have failed
+    before, and be described so for a while.
     """
     what = "to be deleted" if call.until == GONE else f"to be {call.until}"
     show(f"waiting for {call.subject} {what}")
-    seen, deadline = "", time.monotonic() + _MAX_WAIT_SECONDS
+    seen, started = "", time.monotonic()
+    deadline = started + _MAX_WAIT_SECONDS
     for pause in _pauses():
         answer = _find(aws, call)
         status, reason = status_of(answer)
         if status != seen:
             show(f"  {status}")
-            seen = status
+        was_deleted, seen = seen == _DELETING, status
         if status == call.until:
             return answer or {}
-        if status in FAILED or answer is None:
+        may_be_old = call.until == GONE and not was_deleted and time.monotonic() < started + _PATIENCE_SECONDS
+        if answer is None or (status in FAILED and not may_be_old):
             raise CallRefused(f"{call.subject} is {status}: {reason or 'SageMaker gives no reason'}")
         if time.monotonic() > deadline:
             raise CallRefused(f"{call.subject} is still {status} after {_MAX_WAIT_SECONDS // 3600} hours")

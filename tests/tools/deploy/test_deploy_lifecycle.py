@@ -254,6 +254,22 @@ def test_an_endpoint_that_fails(server: AwsServer) -> None:
     assert nothing(server, "failing")
 
 
+@pytest.mark.parametrize(
+    ("lingers", "status"), [(["Failed"], 0), (["Failed", "Deleting"], 0), (["Deleting", "Failed"], 1)]
+)
+def test_a_failed_endpoint_is_deleted_although_it_is_described_for_a_while(
+    server: AwsServer, lingers: list[str], status: int
+) -> None:
+    server.control(status="Failed")
+    assert deploy("late", *MODEL, "--wait", "--keep-failed").exit_code == 1
+    server.control(lingers=lingers)
+    undone = lmi("undeploy", "--name", "late")
+    assert undone.exit_code == status, undone.output
+    server.control()
+    lmi("undeploy", "--name", "late")
+    assert nothing(server, "late")
+
+
 def test_an_endpoint_that_scales_is_updated(server: AwsServer) -> None:
     scaling = client(server, "application-autoscaling")
     assert deploy("scaled", *MODEL, "--autoscale", "invocations", "--autoscale-target", "9").exit_code == 0
