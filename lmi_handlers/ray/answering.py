@@ -47,7 +47,7 @@ async def answer_to(
     except BadPath as error:
         return _refusal(404, str(error))
     if asks_metrics(request.method, path):
-        return await answer_metrics()
+        return Forwarded(session, path, answer_metrics)  # the server knows who may read them
     if _STAYS in request.headers:
         return _refusal(400, f"{_STAYS} is not supported")
     if not is_alone and is_change(request.method, path):

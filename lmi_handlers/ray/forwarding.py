@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, unquote_to_bytes
 
 import aiohttp
@@ -43,12 +43,15 @@ _NO_ANSWER = "the server of this replica does not answer"
 
 
 class Forwarded(Response):
-    """The answer of the replica's server."""
+    """The answer of the replica's server. If that is 200, `instead` returns another one."""
 
-    def __init__(self, session: aiohttp.ClientSession, path: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, path: str, instead: Callable[[], Awaitable[Response]] | None = None
+    ) -> None:
         super().__init__()
         self._session = session
         self._path = path
+        self._instead = instead
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request of an ASGI call."""
@@ -58,7 +61,11 @@ class Forwarded(Response):
         except aiohttp.ClientConnectionError:
             await answer_no_server(scope, receive, send)
             return
-        await relay(answer, scope, send)
+        if self._instead is None or answer.status != 200:
+            await relay(answer, scope, send)
+            return
+        answer.close()
+        await (await self._instead())(scope, receive, send)
 
 
 def path_of(scope: Scope) -> str:

@@ -222,6 +222,7 @@ def test_host_names_are_checked_on_loopback_as_without_ray(alone: Server, on_ray
         answer = requests.post(f"{server.url}/invocations", json={"inputs": "x"}, headers=headers, timeout=60)
         assert answer.status_code == 403
         assert says(answer.text, f"{host} not allowed loopback")
+        assert requests.get(f"{server.url}/metrics", headers=headers, timeout=60).status_code == 403
 
 
 def test_a_websocket_is_refused(on_ray: Server) -> None:
