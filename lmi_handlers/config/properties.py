@@ -12,13 +12,24 @@ import msgspec
 
 from lmi_handlers.config.custom_code import FUNCTION, names_script
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.environment import declared_variables
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT, TGI_CHANGES_ANSWERS, TGI_NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
 from lmi_handlers.config.options import ServingProperties, as_name, list_names, read_template_kwargs
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
 from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
-from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, VLLM_DEFAULTS, Given, OptionVariable
+from lmi_handlers.config.store_settings import StoreSettings
+from lmi_handlers.config.variables import (
+    NATIVE,
+    OVERRIDES,
+    SM_VLLM,
+    SM_VLLM_DEFAULTS,
+    TGI,
+    VLLM_DEFAULTS,
+    Given,
+    OptionVariable,
+)
 from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
@@ -34,6 +45,7 @@ __all__ = [
 
 FILE_NAME = "serving.properties"
 DEFAULT = "default"
+LOADING_REQUEST = "the request that loaded the model"
 
 MAX_FILE = 1 << 20
 """Bytes of serving.properties."""
@@ -50,16 +62,17 @@ NEAR = 0.85
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """A name, its effective value and the source of the value: serving.properties, a variable or "default".
+    """A name, its effective value and the source of the value: serving.properties, a variable, a request or "default".
 
-    `read_by` is empty for unknown names and for names without effect. `note` then says why. `given` is the text as it
-    was written, "" for defaults and for secrets. `hint` says what looks unintended about it. `refused` means that one of
-    the mistakes is about this setting.
+    `variable` names the environment variable, or is "" if it is none. `read_by` is empty for unknown names and for names
+    without effect. `note` then says why. `given` is the text as it was written, "" for defaults and for secrets. `hint`
+    says what looks unintended about it. `refused` means that one of the mistakes is about this setting.
     """
 
     key: str
     value: Any
     source: str
+    variable: str = ""
     given: str = ""
     read_by: tuple[str, ...] = ()
     note: str = ""
@@ -255,6 +268,7 @@ class _Entry(msgspec.Struct, frozen=True):
     key: str
     text: str
     source: str
+    variable: str = ""
 
     @property
     def shown(self) -> str:
@@ -279,19 +293,21 @@ class _Loading:
         self.refused: dict[str, str] = {}
 
     def load(self, environ: Mapping[str, str], overrides: Mapping[str, str]) -> LoadedProperties:
-        self._take(_entries((key, text, "the request that loaded the model") for key, text in overrides.items()))
+        self._take(_entries((key, text, LOADING_REQUEST) for key, text in overrides.items()))
         for entries in self._layers(environ):
             self._take(entries)
-        for item in (*self.given, *_without_effect(environ)):
+        for item in (*self.given, *_without_effect(environ), *_unknown_variables(environ)):
             if item.note:
-                text = environ[item.variable]
+                text = environ[item.variable].encode(errors="backslashreplace").decode()  # it may be any bytes
                 value = REDACTED if is_secret(item.variable, text) else text
                 self.explicit[item.variable] = Setting(
                     key=item.variable,
                     value=value,
                     source=_source(item.variable),
+                    variable=item.variable,
                     note=item.note,
-                    hint=f"it has no effect, so answers may differ; {item.note}" if item.changes_answers else "",
+                    hint=item.hint
+                    or (f"it has no effect, so answers may differ; {item.note}" if item.changes_answers else ""),
                 )
         if not self._has_custom_code(environ):  # which may read options in its own way
             self.mistakes += self.refused.values()
@@ -334,9 +350,9 @@ class _Loading:
         yield self._variables(OVERRIDES, environ)
         yield self._file()
         yield _option_variables(environ)
-        yield _entries((item.key, item.text, _source(item.variable)) for item in self.given)
+        yield _of_variables((item.key, item.text, item.variable) for item in self.given)
         if self.given:
-            yield _entries((key, text, _source(f"{SM_VLLM}*")) for key, text in VLLM_DEFAULTS.items())
+            yield _of_variables((key, text, SM_VLLM_DEFAULTS) for key, text in VLLM_DEFAULTS.items())
         yield self._variables(NATIVE, environ)
         yield self._variables(TGI, environ)
         yield _server_variables(environ)
@@ -348,7 +364,7 @@ class _Loading:
             text = variable.convert(environ.get(name, "").strip())
             if text and variable.option in self.registry.options:
                 key = self.registry.options[variable.option].key
-                entries.setdefault(key, _Entry(key, text, _source(name)))
+                entries.setdefault(key, _Entry(key, text, _source(name), name))
         return list(entries.values())
 
     def _file(self) -> list[_Entry]:
@@ -395,6 +411,7 @@ class _Loading:
             key=declared.key,
             value=value,
             source=entry.source,
+            variable=entry.variable,
             given=entry.text,
             read_by=declared.read_by,
             hint=hint,
@@ -415,7 +432,7 @@ class _Loading:
         else:
             note = self._unknown(entry)
         self.explicit[entry.key] = Setting(
-            key=entry.key, value=entry.shown, source=entry.source, given=given, note=note
+            key=entry.key, value=entry.shown, source=entry.source, variable=entry.variable, given=given, note=note
         )
         self._refuse(entry.key, entry)
 
@@ -575,7 +592,7 @@ class _Loading:
         if self.model_dir is None or not self.values.keys().isdisjoint(("model_name", "served_model_name")):
             return
         model_id = self.explicit.get("option.model_id")
-        if model_id is None or model_id.source not in (_source("HF_MODEL_ID"), _source(f"{SM_VLLM}MODEL")):
+        if model_id is None or model_id.variable not in ("HF_MODEL_ID", f"{SM_VLLM}MODEL"):
             self.values["model_name"] = as_name(self.model_dir.resolve().name) or "model"
 
 
@@ -588,8 +605,8 @@ def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
         suffix = name.removeprefix("OPTION_")
         suffix = suffix.lower() if re.fullmatch(r"[A-Z\d_]+", suffix) else suffix
         key = {"entrypoint": "option.entryPoint", "engine": "engine"}.get(suffix, f"option.{suffix}")
-        pairs.append((key, text, _source(name)))
-    return _entries(pairs)
+        pairs.append((key, text, name))
+    return _of_variables(pairs)
 
 
 def _without_effect(environ: Mapping[str, str]) -> Iterable[Given]:
@@ -599,15 +616,33 @@ def _without_effect(environ: Mapping[str, str]) -> Iterable[Given]:
             yield Given(name, note=reason, changes_answers=name in TGI_CHANGES_ANSWERS)
 
 
+def _unknown_variables(environ: Mapping[str, str]) -> Iterable[Given]:
+    """Yield the variables of LMI's server that are set, but not known."""
+    store = (name for declared in declared_variables(StoreSettings).values() for name in declared.variable.names)
+    names = (*OVERRIDES, *NATIVE, *store, *_SERVER_NAMES.values(), _OF_LMIS_IMAGES)
+    known = [name.removeprefix(_SERVING) for name in names]
+    for name, text in sorted(environ.items()):
+        rest = name.removeprefix(_SERVING)
+        if rest not in (name, *known) and text.strip() and name.isascii():
+            nearest = _nearest(rest, known)
+            hint = f"; did you mean {_SERVING}{nearest}?" if nearest else ""
+            yield Given(name, note=f"unknown{hint}", hint=f"it is not known, and has no effect{hint}")
+
+
 def _server_variables(environ: Mapping[str, str]) -> list[_Entry]:
-    """Map `SERVING_FOO` to `foo`, for LMI's names that are not options here."""
-    names = {key: "SERVING_" + re.sub("([A-Z])", r"_\1", key).upper() for key in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED)}
-    return _entries((key, environ.get(name, ""), _source(name)) for key, name in names.items())
+    """Return the entries of LMI's names that are not options here."""
+    return _of_variables((key, environ.get(name, ""), name) for key, name in _SERVER_NAMES.items())
 
 
 def _entries(found: Iterable[tuple[str, str, str]]) -> list[_Entry]:
     """Trim names and values, and drop the empty ones, as LMI does."""
     trimmed = (_Entry(key.strip(), text.strip(), source) for key, text, source in found)
+    return [entry for entry in trimmed if entry.key and entry.text]
+
+
+def _of_variables(found: Iterable[tuple[str, str, str]]) -> list[_Entry]:
+    """Do the same for keys, texts and names of variables."""
+    trimmed = (_Entry(key.strip(), text.strip(), _source(name), name) for key, text, name in found)
     return [entry for entry in trimmed if entry.key and entry.text]
 
 
@@ -632,6 +667,12 @@ def _hint(entry: _Entry) -> str:
         return "a comment has a line of its own, and this is part of the value"
     return "the quotes are part of the value: leave them out" if _QUOTED.fullmatch(entry.text) else ""
 
+
+_SERVING = "SERVING_"
+_OF_LMIS_IMAGES = "SERVING_FEATURES"
+"""They set it themselves, so whoever starts from one has it."""
+_SERVER_NAMES = {key: _SERVING + re.sub("([A-Z])", r"_\1", key).upper() for key in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED)}
+"""LMI's names that are not options here -> the variable."""
 
 _COMMENT = re.compile(r"\s#")
 _QUOTED = re.compile(r"""(["']).*\1""")

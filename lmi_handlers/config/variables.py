@@ -51,7 +51,7 @@ class OptionVariable:
 class Given:
     """The setting of another server's variable: `key` in serving.properties and its text. Without a key, `note` says why.
 
-    `changes_answers` is true if answers may differ because of that.
+    `changes_answers` is true if answers may differ because of that. `hint` is the text of another warning.
     """
 
     variable: str
@@ -59,10 +59,14 @@ class Given:
     text: str = ""
     note: str = ""
     changes_answers: bool = False
+    hint: str = ""
 
 
 SM_VLLM = "SM_VLLM_"
 """Begins the variables of SageMaker's image of vLLM, which are flags of `vllm serve`."""
+
+SM_VLLM_DEFAULTS = f"{SM_VLLM}*"
+"""Stands for these variables as the source of `VLLM_DEFAULTS`."""
 
 VLLM_DEFAULTS = {"option.generation_config": "auto"}
 """vLLM's defaults that differ from those of options here, and change answers."""

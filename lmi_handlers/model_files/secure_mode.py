@@ -17,7 +17,8 @@ import msgspec
 from lmi_handlers.config.environment import Variable, declared_variables, read_values
 from lmi_handlers.config.no_effect import TGI_NO_EFFECT
 from lmi_handlers.config.not_provided import SCRIPTS
-from lmi_handlers.config.properties import LoadedProperties
+from lmi_handlers.config.properties import LOADING_REQUEST, LoadedProperties
+from lmi_handlers.config.variables import SM_VLLM_DEFAULTS
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 
@@ -32,8 +33,8 @@ _REQUIREMENTS = ("requirements.txt", "code/requirements.txt")
 _PICKLE = re.compile(r".*\.(bin|pt|pth|ckpt|pkl|pickle|joblib)", re.IGNORECASE | re.DOTALL)
 _CONFIGS = ("tokenizer_config.json", "chat_template.json", "processor_config.json", "preprocessor_config.json")
 _MAX_FILES = 100_000
-_PLATFORM = re.compile(r"environment variable ((SAGEMAKER|SERVING)_|SM_VLLM_\*$)")
-"""The sources of settings that the platform sets, and of those that are only defaults of its image of vLLM."""
+_PLATFORM = re.compile(f"(SAGEMAKER|SERVING)_|{re.escape(SM_VLLM_DEFAULTS)}")
+"""The variables that the platform sets, and what stands for the mere defaults of its image of vLLM."""
 
 _ALLOWED_OPTIONS = """
 mpi_mode entryPoint task model_id batch_size tensor_parallel_degree pipeline_parallel_degree rolling_batch dtype
@@ -113,7 +114,8 @@ class SecureMode(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, loaded: LoadedProperties, model_dir: Path | None, *, has_custom_code: bool) -> None:
         """Check the configuration and all channels. Raises `ConfigError` for the first thing that is forbidden."""
         for setting in loaded.explicit:
-            if setting.key not in (*ALLOWED, *TGI_NO_EFFECT) and not _PLATFORM.match(setting.source):
+            is_platforms = _PLATFORM.match(setting.variable) or setting.source == LOADING_REQUEST
+            if setting.key not in (*ALLOWED, *TGI_NO_EFFECT) and not is_platforms:
                 raise ConfigError(f"{setting.key} ({setting.source}) must not be set in secure mode")
         properties = loaded.properties
         if NO_REMOTE_CODE in self.controls and properties.trust_remote_code:

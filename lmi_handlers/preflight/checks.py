@@ -113,8 +113,8 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
         or loaded.sets("option.tgi_compat")
     ):
         return
-    sources = {setting.source.rpartition(" ")[2] for setting in loaded.explicit}
-    if name := next((name for name in TGI_ALONE if name in sources), None):
+    variables = {setting.variable for setting in loaded.explicit}
+    if name := next((name for name in TGI_ALONE if name in variables), None):
         yield (
             f"{name} is a variable of TGI, but the invoke routes answer as LMI does, with an object where TGI has a list: "
             "option.tgi_compat=true makes them answer as TGI, and false ends this warning"

@@ -52,6 +52,35 @@ def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
     assert [item.note.startswith("unknown") for item in loaded.explicit] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SERVING_JOB_QUE_SIZE", "mean SERVING_JOB_QUEUE_SIZE"),
+        ("SERVING_LOAD_MODEL", "mean SERVING_LOAD_MODELS"),
+        ("SERVING_ERROR_RATE_SERVERS", "mean SERVING_ERROR_RATE_SERVER"),
+        ("SERVING_DOWNLOAD_DIR", ""),
+    ],
+)
+def test_warning_for_an_unknown_variable_of_lmi(model_dir: Path, name: str, nearest: str) -> None:
+    """Such a variable is no unknown option: `lmi check` does not fail, because it did not before."""
+    loaded = load(model_dir, **{name: "7"})
+    assert tell(loaded.warnings(TRANSFORMERS), [f"{name} 7 not known no effect {nearest}"])
+    assert ("mean" in loaded.warnings(TRANSFORMERS)[0]) == bool(nearest)
+    assert loaded.unknown_names(TRANSFORMERS) == ()
+    assert load(model_dir, **{name: " "}).warnings(TRANSFORMERS) == ()
+
+
+def test_an_unknown_variable_may_have_any_bytes(model_dir: Path) -> None:
+    loaded = load(model_dir, SERVING_X="\udcff")
+    assert tell(loaded.warnings(TRANSFORMERS), ["SERVING_X not known"])
+    msgspec.json.encode(loaded.explicit)
+
+
+def test_known_variables_of_lmi_are_not_called_unknown(model_dir: Path) -> None:
+    known = {"SERVING_MODEL_STORE": "/x", "SERVING_JOB_QUEUE_SIZE": "7", "SERVING_FAIL_FAST": "true"}
+    assert load(model_dir, **known).warnings(TRANSFORMERS) == ()
+
+
 @pytest.mark.parametrize("key", ["zzzzz", "my_threshold", "option.temperature", "option.size"])
 def test_warning_without_suggestion_if_no_name_is_near(model_dir: Path, key: str) -> None:
     warnings = load(model_dir, f"{key}=1").warnings(TRANSFORMERS)

@@ -15,7 +15,7 @@ from lmi_handlers.config.properties import load_properties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.checks import mistakes
-from lmi_handlers.preflight.configuration import AnsweredBy, read_configuration
+from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, read_configuration
 
 ALL = (
     "DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES,DISALLOW_TRUST_REMOTE_CODE,"
@@ -47,6 +47,19 @@ def test_a_model_without_anything_forbidden_is_served(model_dir: Path) -> None:
     (model_dir / "model.safetensors").write_bytes(b"")
     (model_dir / "tokenizer_config.json").write_text("{}")
     assert errors(model_dir, SAGEMAKER_MAX_REQUEST_SIZE="1000", SERVING_JOB_QUEUE_SIZE="7") == ()
+
+
+def test_the_request_that_loads_one_of_several_models_may_name_it(model_dir: Path) -> None:
+    """Without this, a model store served none of its models in secure mode."""
+    environ = {"LMI_MODEL_DIR": str(model_dir), "SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": ALL}
+    for options, refused in (({"option.model_name": "m", "minWorkers": "1"}, False), ({}, True)):
+        named = {} if options else {"OPTION_MODEL_NAME": "m"}
+        configuration = examine_configuration(environ | named, options)
+        assert bool(mistakes(configuration, environ | named)) == refused
+
+
+def test_unknown_variables_of_the_platform_are_allowed(model_dir: Path) -> None:
+    assert errors(model_dir, SERVING_SOMETHING="1") == ()
 
 
 def test_variables_that_set_nothing_are_allowed(model_dir: Path) -> None:
