@@ -30,6 +30,7 @@ from backends.paged.probe import Probe
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.file_descriptors import print_to_the_log, read_nothing
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.model_files.without_adapters import without_adapters
 from lmi_handlers.workers.parent import read_settings
 
 _progress = os.fdopen(os.dup(1), "w")
@@ -50,9 +51,10 @@ def convert(path: Path, folder: Path, *, trust_remote_code: bool) -> None:
     _check(config)
     AttentionInterface.register(_ATTENTION, _attention)
     dtype = config.dtype
-    model = AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-    )
+    with without_adapters():
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
     model.train(False)
     expected = _expected_logits(model)
     model.set_attn_implementation(_ATTENTION)

@@ -30,6 +30,7 @@ from backends.transformers.rolling import RollingRunner
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.model_files.without_adapters import without_adapters
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +75,15 @@ def load_model(path: Path, properties: ServingProperties, auto_class: Callable[[
             options["attn_implementation"] = "eager"
         if properties.quantize is not None:
             options["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[properties.quantize])  # type: ignore[no-untyped-call]  # the library's own
-        model = (auto_class or _generating_class)(config).from_pretrained(
-            path,
-            config=config,
-            dtype=_choose_dtype(DTYPES[properties.dtype], config, device_map),
-            device_map=device_map,
-            trust_remote_code=properties.trust_remote_code,
-            **options,
-        )
+        with without_adapters():
+            model = (auto_class or _generating_class)(config).from_pretrained(
+                path,
+                config=config,
+                dtype=_choose_dtype(DTYPES[properties.dtype], config, device_map),
+                device_map=device_map,
+                trust_remote_code=properties.trust_remote_code,
+                **options,
+            )
     except (ImportError, KeyError, MemoryError, OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         verdict = ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}")

@@ -20,6 +20,7 @@ from lmi_handlers.model_files.cache_dir import converted_dir, prepared_dir
 from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.hub import download
 from lmi_handlers.model_files.locate import find_model, locate_model, looked_in, no_conversion
+from lmi_handlers.model_files.without_adapters import without_adapters
 
 
 def resolve_model(
@@ -89,7 +90,7 @@ def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> No
             from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise ConfigError(no_conversion(str(error))) from error
-    with _progress_reported(gguf_file.name, report), _read_once(gguf):
+    with _progress_reported(gguf_file.name, report), _read_once(gguf), without_adapters():
         try:
             tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
             model = AutoModelForCausalLM.from_pretrained(

@@ -42,7 +42,7 @@ from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache, named_cache_dir
 from lmi_handlers.model_files.fetch import preview
 from lmi_handlers.model_files.hub import ask_hub
-from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_gguf, locate_model
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_config, find_gguf, locate_model
 from lmi_handlers.model_files.needed import weight_bytes
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
@@ -91,6 +91,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     yield from _misnamed(configuration)
     yield from _of_tgi(configuration)
+    yield from _beside(configuration)
     yield from _uninstalled(configuration)
     if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
         yield f"the model's code does not get {', '.join(names)}; {VARIABLE}={','.join(names)} passes them on"
@@ -135,6 +136,18 @@ def _misnamed(configuration: Configuration) -> Iterator[str]:
     directory = configuration.model_dir
     if directory is not None and (hint := did_you_mean(directory / FILE_NAME)):
         yield f"{directory} has no {FILE_NAME}{hint}"
+
+
+def _beside(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning if an adapter lies beside the model's weights."""
+    config = find_config(configuration.properties, default_cache_dir(os.environ))
+    if config is None or configuration.answered_by is AnsweredBy.OWN_CODE:
+        return
+    if (adapter := config.with_name("adapter_config.json")).is_file():
+        yield (
+            f"{adapter.parent} holds an adapter beside the model, which is not used: put it in a folder adapters/<name> beside "
+            "serving.properties, and set option.enable_lora=true"
+        )
 
 
 def _uninstalled(configuration: Configuration) -> Iterator[str]:
