@@ -151,7 +151,8 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
         ({"stream_options": {"include_usage": True}}, "stream_options", "only be set with `stream`"),
         ({"stream": False, "stream_options": {"include_usage": False}}, "stream_options", "only be set with"),
         ({"chat_template": "{{ x }}"}, "chat_template", "cannot be set"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ">= 1"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ">= -1"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "messages[0].content",
@@ -340,6 +341,26 @@ def test_a_suffix_is_what_follows_the_text() -> None:
     assert request.sampling_params.stop_token_ids == (3, 7)
     assert parse_infill({"prompt": "a", "suffix": "c", "ignore_eos": True}).request.sampling_params.stop_token_ids == ()
     assert parse_infill({"prompt": "a", "suffix": ""}).request.prompts == (Prompt("a"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"messages": [USER]}, 95),
+        ({"messages": [USER], "max_tokens": 2}, 95),
+        ({"messages": [USER], "max_completion_tokens": 10}, 89),
+        ({"messages": [USER], "max_tokens": 100}, 95),
+        ({"prompt": "a"}, 83),
+        ({"prompt": "a", "max_tokens": 10}, 89),
+    ],
+)
+def test_minus_one_keeps_what_leaves_room_for_the_answer(given: dict[str, Any], kept: int) -> None:
+    """And for one token more, as in vLLM."""
+    loaded = facts(max_model_len=100, max_input_len=95)
+    kind = ChatDialect if "messages" in given else CompletionsDialect
+    data = json.dumps({"truncate_prompt_tokens": -1, **given}).encode()
+    parsed = kind(lambda: loaded, budget=BUDGET).parse(Payload(data=data, request_id="r"))
+    assert parsed.request.truncate == kept
 
 
 @pytest.mark.parametrize(

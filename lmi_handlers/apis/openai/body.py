@@ -130,7 +130,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: Annotated[str, CONSTRAINT] | None = None
     guided_choice: Annotated[list[str], CONSTRAINT] | None = None
     guided_grammar: Annotated[str, CONSTRAINT] | None = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None

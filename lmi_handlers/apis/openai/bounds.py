@@ -42,7 +42,7 @@ def _bounds(body: type[msgspec.Struct]) -> dict[str, Mapping[str, Any]]:
         **parameter_bounds(body),
         "seed": {},  # may be negative
         "top_p": {"minimum": 0, "maximum": 1},  # 0 means the most probable token only
-        "truncate_prompt_tokens": {"minimum": 1},
+        "truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}},
         **GUIDED_BOUNDS,
         **REQUEST_BOUNDS,
     }

@@ -137,10 +137,20 @@ class OpenAIDialect(Dialect):
             sampling_params=sampling_params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            truncate=body.truncate_prompt_tokens,
+            truncate=self._kept(body.truncate_prompt_tokens, sampling_params.max_tokens),
             stream=_streams(payload, body),
             ignored_parameters=ignored,
         )
+
+    def _kept(self, asked: int | None, max_tokens: int | None) -> int | None:
+        """Return how many tokens of a prompt are kept, None for all. -1 leaves room for the answer and one more, as in vLLM."""
+        if asked == 0:
+            raise InvalidRequest("must be at least 1, or -1 for as many as fit, got 0", field="truncate_prompt_tokens")
+        if asked != -1:
+            return asked
+        capabilities = self._facts().capabilities
+        room = 0 if max_tokens is None else capabilities.max_model_len - max_tokens - 1
+        return min(room, capabilities.max_input_tokens) if room > 0 else capabilities.max_input_tokens
 
     def _adapter(self, model: str | None, payload: Payload) -> str | None:
         """Return the adapter for a body's `model`. If that names none, it is the payload's."""
