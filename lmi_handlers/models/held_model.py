@@ -98,6 +98,11 @@ class _Answer:
         self._body = body
         self._on_close = on_close
 
+    def share_turns(self) -> None:
+        """Do what a `StreamBody` does, if it is one."""
+        if (share := getattr(self._body, "share_turns", None)) is not None:
+            share()
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._body)
 

@@ -18,7 +18,6 @@ from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.plugins import installed
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
-from lmi_handlers.web.stream_body import StreamBody
 
 _MARGIN = 512
 """Most extra connections above `worker_connections`, for those that were told to end but have not yet."""
@@ -103,7 +102,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
 
     def is_already_handled(self, respiter: Any) -> bool:
         """Called by gunicorn with each response body. Another one than ours may be made of ours, by WSGI middleware."""
-        if isinstance(respiter, StreamBody):
+        if hasattr(type(respiter), "share_turns"):
             respiter.share_turns()
         return super().is_already_handled(respiter)  # type: ignore[no-any-return]
 

@@ -8,12 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ClientDisconnected, LMIError
+from lmi_handlers.models.held_model import HeldModel
+from lmi_handlers.models.registry import RegisteredModel, users_file
 from lmi_handlers.serving.answer import Listener
 from lmi_handlers.web.client_socket import ClientSocket, Limits
 from lmi_handlers.web.stream_body import StreamBody
@@ -218,6 +221,36 @@ def test_whoever_brings_a_chunk_writes_it(chunks: Chunks, client_and_serving: tu
     assert received(client, b"0\r\n\r\n") == b"0\r\n\r\n"
     serving.thread.join(60)
     assert (serving.raised, serving.request.logged) == (None, [None])
+
+
+class OneOfSeveral:
+    """The application of a model, which answers every request with `body`."""
+
+    model: Any = None
+
+    def __init__(self, body: StreamBody) -> None:
+        self._body = body
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> StreamBody:
+        return self._body
+
+    def use_threads(self, run_beside: Any) -> None:
+        """It has no long work."""
+
+
+def test_an_answer_of_one_of_several_models_is_written_like_any_other(
+    chunks: Chunks, client_and_serving: tuple[socket.socket, Serving], tmp_path: Path
+) -> None:
+    """What counts the model's requests passes on that others may write."""
+    _, serving = client_and_serving
+    users_file(tmp_path).touch()
+    body = StreamBody(serving.request, b"first", iter(chunks), telling=chunks)
+    answer: Any = HeldModel(RegisteredModel(name="m", url="m"), tmp_path, OneOfSeveral(body)).answer(
+        {"REQUEST_METHOD": "POST"}, None
+    )
+    assert hasattr(type(answer), "share_turns"), "the worker asks for it"
+    answer.share_turns()
+    assert body._socket is not None
 
 
 @pytest.mark.parametrize("kind", [SystemExit, RuntimeError, MemoryError])
