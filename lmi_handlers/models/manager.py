@@ -291,9 +291,10 @@ class Manager:
     def _planned(self, slot: Slot, options: dict[str, str]) -> tuple[RegisteredModel, Plan]:
         """Get the files of a model, and check its configuration. Raises the error that prevents that."""
         entry = msgspec.structs.replace(slot.entry, options=options, number=next(self._numbers))
-        if not entry.directory:
+        if not slot.directory:  # kept also if there is no room: a model that waits for it is tried twice a second
             source = opened(entry.url, self._settings.store, is_operators=entry.at_start)
-            entry = msgspec.structs.replace(entry, directory=str(slot.files.enter_context(source)))
+            slot.directory = str(slot.files.enter_context(source))
+        entry = msgspec.structs.replace(entry, directory=slot.directory)
         plan = self._plan(entry, model_runtime_dir(self._runtime_dir, entry.number))
         names = plan.engine.properties.served_names
         return msgspec.structs.replace(entry, memory=plan.memory, names=names), plan

@@ -31,6 +31,8 @@ class Slot:
         self.changing = threading.Lock()
         self.processes: ModelProcesses | None = None
         self.files = contextlib.ExitStack()
+        self.directory = ""
+        """Where its files are, once they have been fetched. They stay there until `files` is closed."""
         self.idle_timeout: int | None = None
         self.failures = 0
         self.retry_at = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from waiting import wait_until
 
 from lmi_handlers.config.store_settings import StoreSettings
-from lmi_handlers.core.errors import ConfigError, EngineNotReady, LMIError, LoadFailed, ModelNotFound
+from lmi_handlers.core.errors import ConfigError, EngineNotReady, LMIError, LoadFailed, ModelNotFound, NoRoomYet
 from lmi_handlers.engine.formatters_process import FormattersProcess
 from lmi_handlers.launch.model_manager import plan
 from lmi_handlers.models import manager
@@ -20,6 +21,7 @@ from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.messages import Load
 from lmi_handlers.models.processes import ModelProcesses
 from lmi_handlers.models.registry import Models, ModelState, RegisteredModel, read_models
+from lmi_handlers.models.room import Room
 from lmi_handlers.models.settings import ManagerSettings
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
@@ -206,6 +208,37 @@ def test_a_model_that_could_not_be_woken_sleeps_on(bench: Bench, monkeypatch: py
     bench.add("a")
     wait_until(wakes)
     wait_until(lambda: bench.state("a") is ModelState.READY)
+
+
+def test_a_model_that_waits_for_room_is_unpacked_once(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again twice a second, and each try kept another file open until none was left."""
+    monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
+    with tarfile.open(bench.store / "c.tar.gz", "w:gz") as archive:
+        archive.add(bench.store / "a" / "serving.properties", "serving.properties")
+    slots = bench.manager._slots.begin([RegisteredModel(name="c", url="c.tar.gz", at_start=True)])
+
+    def refuse(*_arguments: object) -> None:
+        raise NoRoomYet("1 models are loaded and in use")
+
+    def held() -> int:
+        """Locks on the cache that this process has."""
+        files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum(file.is_relative_to(tmp_path / "cache") for file in files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Room, "take", refuse)
+        bench.manager._load_first(slots)
+        for _ in range(3):
+            with pytest.raises(NoRoomYet):
+                bench.manager.wake("c")
+        assert bench.state("c") is ModelState.SLEEPING
+        assert held() == 1
+    bench.manager.wake("c")
+    wait_until(lambda: bench.state("c") is ModelState.READY)
+    bench.manager.unload("c")
+    assert held() == 0
 
 
 def test_an_engine_that_cannot_be_started_ends_the_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
