@@ -115,7 +115,10 @@ class AsyncHandler:
 
 
 async def _items(stream: Any) -> AsyncGenerator[Any]:
-    """Yield the items of any iterable. One that is not asynchronous may block, so it runs in a thread."""
+    """Yield the items of any iterable. One that is not asynchronous may block, so it runs in a thread.
+
+    Nothing interrupts that. A call has not ended before its thread: threads that hang would leave none for others.
+    """
     if hasattr(stream, "__aiter__"):
         iterator = aiter(stream)
         try:
@@ -126,10 +129,16 @@ async def _items(stream: Any) -> AsyncGenerator[Any]:
                 await iterator.aclose()
         return
     iterator = iter(stream)
+    step: asyncio.Future[Any] | None = None
     try:
-        while (item := await asyncio.to_thread(next, iterator, _LAST)) is not _LAST:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, iterator, _LAST))
+            if (item := await asyncio.shield(step)) is _LAST:
+                break
             yield item
     finally:
+        while step is not None and not step.done():
+            with contextlib.suppress(asyncio.CancelledError):  # once more, because the time is over
+                await asyncio.wait({step})
         if hasattr(iterator, "close"):
-            with contextlib.suppress(ValueError):  # the thread is still in it
-                iterator.close()
+            iterator.close()

@@ -67,8 +67,7 @@ class Call:
         if len(self._outputs) != size:
             raise ValueError(f"{name} returned {len(self._outputs)} outputs for a batch of {size} requests")
         for output in self._outputs:
-            if not 200 <= int(output.code) <= 599:
-                raise ValueError(f"{name} returned the status {output.code}: it must be from 200 to 599")
+            self._status(output)
             if output.stream_content is not None and size > 1:
                 raise TypeError(
                     f"{name} returned a stream for a batch of {size} requests: a stream answers one, without batch_size"
@@ -116,8 +115,15 @@ class Call:
         output = self._outputs[0]
         if isinstance(first, Output):
             properties = {**output.properties, **first.properties}
-            return [Head(self._batch.number, int(first.code), _plain_all(properties), streams=True)]
-        return [Head(self._batch.number, int(output.code), _plain_all(output.properties), streams=True)]
+            return [Head(self._batch.number, self._status(first), _plain_all(properties), streams=True)]
+        return [Head(self._batch.number, self._status(output), _plain_all(output.properties), streams=True)]
+
+    def _status(self, output: Output) -> int:
+        """Return the status of an output. Raises `ValueError` if it is nonsense."""
+        status = int(output.code)
+        if not 200 <= status <= 599:
+            raise ValueError(f"{self._name} returned the status {output.code}: it must be from 200 to 599")
+        return status
 
     def _failure(self, index: int, error: BaseException) -> Messages:
         """Return the end of a request that failed. LMI answers 507 if memory ran out."""

@@ -122,6 +122,15 @@ def test_a_call_that_blocks_all_others_ends_their_process(
     assert pid(impatient) != before
 
 
+def test_generators_that_hang_leave_threads_for_others(impatient: Server, threads: ThreadPoolExecutor) -> None:
+    """Nothing can interrupt them: their process is replaced."""
+    before = pid(impatient)
+    hanging = [threads.submit(call, impatient, "hanging generator") for _ in range(20)]
+    assert all(answer.result().text.startswith("begun") for answer in hanging)
+    wait_until(lambda: pid(impatient) != before)
+    assert call(impatient, "generator", "5").content == b"01234"
+
+
 def test_an_exit_ends_all_calls_with_the_cause(server: Server, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
     other = begin(threads, server, "wait", tmp_path / "left")
     answers = [call(server, "exit"), other.result()]

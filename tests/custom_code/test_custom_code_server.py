@@ -166,6 +166,7 @@ def test_an_asynchronous_answer(server: Server) -> None:
         ("raise nothing", "ValueError"),
         ("type", "Invalid str"),
         ("code", "status 99 200 599"),
+        ("code of a stream", "status 99 200 599"),
         ("not json", "range JSON compliant"),
         ("sys.exit", "raised SystemExit 3"),
         ("os._exit", "handle exit 5"),

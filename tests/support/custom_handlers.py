@@ -110,6 +110,8 @@ def handle(inputs):
         return "text"
     if case == "code":
         return Output(code=99)
+    if case == "code of a stream":
+        return (Output(code=99).add(part) for part in ("one", "two"))
     if case == "not json":
         return Output().add_as_json({"value": float("nan")})
     if case == "header":
@@ -266,6 +268,11 @@ def slowly(count):
         yield str(number)
 
 
+def hangs():
+    yield "begun"
+    time.sleep(600)
+
+
 async def handle(inputs):
     global ticking
     if inputs.is_empty():
@@ -304,6 +311,8 @@ async def handle(inputs):
         return Output().add_stream_content(flood(int(text)), None)
     if case == "generator":
         return Output().add_stream_content(slowly(int(text)), None)
+    if case == "hanging generator":
+        return Output().add_stream_content(hangs(), None)
     return Output().add(str(os.getpid()))
 """
 
