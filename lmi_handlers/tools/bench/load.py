@@ -16,6 +16,8 @@ from lmi_handlers.tools.client.apis import APIS, Question, said
 from lmi_handlers.tools.client.errors import AnswerFailed
 
 _LONGEST_ERROR = 200
+_LONGEST_CAUSE = 4096
+"""Bytes that are read of the body of an error."""
 
 
 class Timing(msgspec.Struct):
@@ -121,7 +123,7 @@ class _Run:
                 if response.status == 200:
                     await self._read(response, timing)
                 else:
-                    text = response.headers.get("Location") or await response.text(errors="replace")
+                    text = response.headers.get("Location") or await _beginning(response)
                     timing.error = f"{response.status}: {' '.join(redacted(text[:_LONGEST_ERROR]).split())}"
         except asyncio.TimeoutError:
             timing.error = f"no complete answer within {self._load.timeout:g} s"
@@ -167,3 +169,13 @@ class _Run:
             timing.prompt_tokens = event.prompt_tokens
         if event.output_tokens is not None:
             timing.output_tokens = event.output_tokens
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    """Return the beginning of a body as text, whatever the server calls its encoding: Python has some for other things."""
+    data = b""
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) >= _LONGEST_CAUSE:
+            break
+    return data[:_LONGEST_CAUSE].decode(errors="replace")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.tools.bench.load import Timing
+from lmi_handlers.tools.client.report_files import json_file
 
 PERCENTILES = (50, 75, 90, 95, 99)
 
@@ -168,4 +169,4 @@ def named_distributions(report: Report) -> list[tuple[str, Distribution]]:
 def as_json(report: Report, arguments: Mapping[str, Any]) -> bytes:
     """Return the figures and what was asked for as a JSON document."""
     document = {"arguments": arguments, "report": msgspec.to_builtins(report)}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return json_file(document)

@@ -18,6 +18,7 @@ from lmi_handlers.tools.chat.screen import Screen
 from lmi_handlers.tools.chat.server import ChatPartner
 from lmi_handlers.tools.client.answer import Piece
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
+from lmi_handlers.tools.client.report_files import json_file
 
 _LONGEST_ANSWER = 16 * 2**20
 
@@ -119,10 +120,10 @@ class _Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise ConfigError("/save needs the name of a file")
-        data = msgspec.json.format(msgspec.json.encode({"messages": self._conversation.messages}))
+        data = json_file({"messages": self._conversation.messages})
         try:
             with Path(name).expanduser().open("xb") as file:
-                file.write(data + b"\n")
+                file.write(data)
         except (OSError, RuntimeError, ValueError) as error:  # no home, or a null character
             raise ConfigError(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}") from error
         self._screen.note(f"saved {name}")

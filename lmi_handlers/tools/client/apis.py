@@ -71,10 +71,14 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
 def said(record: Any) -> Said:
     """Return what a record of any API says. Raises `AnswerFailed` if that is an error."""
-    if isinstance(record, list):
-        items = [said(item) for item in record]
-        token = items[0].continuation if len(items) == 1 else None  # of several answers, none has a token
-        return Said(text=_joined(item.text for item in items), continuation=token)
+    if not isinstance(record, list):
+        return _said(record)
+    items = [_said(item) for item in record]
+    token = items[0].continuation if len(items) == 1 else None  # of several answers, none has a token
+    return Said(text=_joined(item.text for item in items), continuation=token)
+
+
+def _said(record: Any) -> Said:
     if not isinstance(record, Mapping):
         return Said()
     if (error := error_in(record)) is not None:
@@ -280,13 +284,16 @@ def _string(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def _joined(found: Iterable[str | None]) -> str | None:
     kept = [text for text in found if text is not None]
     return "\n".join(kept) if kept else None
 
+
+_MOST_TOKENS = 2**53
+"""More is a mistake of the server, with which no figure can be computed."""
 
 APIS: Mapping[str, Api] = {
     "openai-chat": Api(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 _ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
@@ -58,8 +60,9 @@ def code_of(line: bytes) -> int | None:
 
 
 def error_document(code: int, cause: str) -> bytes:
-    """Return an error document as LMI writes it."""
-    return msgspec.json.encode({"error": cause, "code": code})
+    """Return an error document as LMI writes it. Unlike msgspec, this takes halves of surrogate pairs: servers write them."""
+    document = {"error": cause, "code": code}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
 class _OpenAIError(msgspec.Struct):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,11 @@ def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
         if not in_place:
             Path(file.name).unlink(missing_ok=True)
         raise
+
+
+def json_file(document: object) -> bytes:
+    """Return a document as a file of JSON. Unlike msgspec, this takes halves of surrogate pairs: servers write them."""
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _is_replaceable(path: Path) -> bool:

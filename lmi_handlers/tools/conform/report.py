@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from lmi_handlers.tools.client.page import html_page, html_text
+from lmi_handlers.tools.client.report_files import json_file
 from lmi_handlers.tools.conform.run import ApiResult, FeatureResult
 
 _LABELS: Mapping[str, str] = {
@@ -34,8 +34,7 @@ def as_json(results: Sequence[ApiResult], about: Mapping[str, Any]) -> bytes:
     """Return everything that was found."""
     found = {result.api: {"conforms": result.conforms, **msgspec.to_builtins(result)} for result in results}
     document = {**about, "conforms": all(result.conforms for result in results), "apis": found}
-    # Not msgspec, which takes no halves of surrogate pairs: servers write them.
-    return json.dumps(document, indent=2).encode() + b"\n"
+    return json_file(document)
 
 
 def as_page(results: Sequence[ApiResult], about: Mapping[str, Any]) -> str:

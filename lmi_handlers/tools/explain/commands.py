@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -29,6 +28,7 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
     import msgspec
 
     from lmi_handlers.core import terminal
+    from lmi_handlers.tools.client.answer import parsed
     from lmi_handlers.tools.client.body import read_body
     from lmi_handlers.tools.client.errors import CallRefused
     from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
@@ -48,11 +48,12 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
         parameters={},
     )
     with invoke_url(url, invocation, api_key, route="/explain") as answer:
-        found: Any = json.loads(b"".join(answer.parts))
-    if not isinstance(found, dict):
-        raise CallRefused(f"{url} does not explain requests")
-    if as_json:
-        terminal.show(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    for line in report(found):
+        found = parsed(b"".join(answer.parts))
+    try:
+        if not isinstance(found, dict):
+            raise TypeError(type(found))
+        lines = [json.dumps(found, indent=2, ensure_ascii=False)] if as_json else [*report(found)]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CallRefused(f"{url} does not explain requests") from error
+    for line in lines:
         terminal.show(line)

@@ -129,6 +129,37 @@ def test_redirections_are_not_followed() -> None:
     assert (timing.error, asked) == ("307: /elsewhere", ["/v1/completions"])
 
 
+@pytest.mark.parametrize("charset", ["zlib", "idna"])
+def test_an_error_in_an_encoding_that_is_none(charset: str) -> None:
+    """Python has such encodings, but not for text. They ended the command with a traceback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(500)
+            self.send_header("Content-Type", f"text/plain; charset={charset}")
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"no\xff go")
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        load = OfferedLoad(
+            url=f"http://127.0.0.1:{server.server_port}",
+            api="openai",
+            model="",
+            items=iter([WORDS]),
+            concurrency=1,
+            requests=1,
+        )
+        (timing,), _ = asyncio.run(send(load))
+        server.shutdown()
+    assert timing.error == "500: no\ufffd go"
+
+
 def test_an_open_loop_does_not_wait_for_answers(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=3\n")
     slow, slower = Item("a b c d e f", 4), Item("a b c d e f", 10)  # one second each, and three

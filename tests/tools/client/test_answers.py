@@ -19,6 +19,10 @@ from lmi_handlers.tools.client.continuation import MAX_PARTS, MAX_SILENT_PARTS, 
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused, code_of, is_error
 from lmi_handlers.tools.client.server import InvokeRequest, StreamedResponse
 
+DEEP: Any = {"token": {"text": "a"}}
+for _ in range(900):
+    DEEP = [DEEP]
+
 SSE, LINES, JSON = "text/event-stream", "application/jsonlines", "application/json; charset=utf-8"
 
 
@@ -133,6 +137,8 @@ def test_failures_in_answers(data: bytes, content_type: str, cause: str) -> None
         ({"token": {"text": "</s>", "special": True}, "details": None}, Said(special="</s>")),
         ({"completions": [{"completion": "a"}, {"completion": "b"}]}, Said(text="a\nb")),
         ({"usage": 1, "choices": [1, {}], "details": []}, Said()),
+        ({"usage": {"prompt_tokens": -1, "completion_tokens": 10**400}, "choices": []}, Said()),
+        (DEEP, Said()),
         ("text", Said()),
     ],
 )
