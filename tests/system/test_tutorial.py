@@ -24,7 +24,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     for path in Path(sys.prefix).iterdir():
         if not path.name.startswith("."):
             (venv / path.name).symlink_to(path)
-    (venv / ".serve").touch()
+    for marker in (".pip", ".serve"):
+        (venv / marker).touch()
     reader = Reader(tmp_path, runs_all=True)
     yield reader
     reader.stop()
