@@ -20,6 +20,7 @@ from backends.remote.options import DEFAULT_BATCH_SIZE, KEY_VARIABLE, RemoteOpti
 from backends.remote.protocol import Description, RemoteProtocol, RemoteSequence
 from backends.remote.start import compare_tokenizer, find_protocol
 from backends.remote.streams import EventLoop, Streams
+from backends.token_limits import token_limits
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead
@@ -119,10 +120,11 @@ class RemoteBackend(Backend):
         """Start a sequence. If the remote rejects it, its only output says so."""
         request = within_prompt(request)
         params = request.sampling_params
-        room = self._capabilities.max_model_len - len(request.prompt.token_ids)
+        max_tokens, min_tokens = token_limits(request, self._capabilities)
         sequence = RemoteSequence(
             request,
-            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
             stop_token_ids=(*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)),
         )
         self._streams.start(sequence, self._protocol.body(sequence))

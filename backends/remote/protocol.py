@@ -30,21 +30,17 @@ _NOT_YET = (429, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteSequence:
-    """A sequence as it is asked for. `max_tokens` is the limit that applies, `stop_token_ids` has the ids that end it."""
+    """A sequence as it is asked for, within `token_limits`. `stop_token_ids` has the ids that end it."""
 
     request: TokenRequest
     max_tokens: int
+    min_tokens: int
     stop_token_ids: tuple[int, ...]
 
     @property
     def params(self) -> SamplingParams:
         """The request's sampling parameters."""
         return self.request.sampling_params
-
-    @property
-    def min_tokens(self) -> int:
-        """At most `max_tokens`, which may be less than the client asked for. Remotes reject anything else."""
-        return min(self.params.min_tokens, self.max_tokens)
 
     @property
     def top_k(self) -> int:

@@ -18,6 +18,7 @@ from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, 
 from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.options import TensorRTLLMOptions
 from backends.tensorrt_llm.sampling import engine_sampling_params
+from backends.token_limits import token_limits
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
@@ -134,10 +135,12 @@ class TensorRTLLMBackend(Backend):
             options["cache_salt"] = secrets.token_hex(8)
         if request.prompt.adapter is not None:
             options["lora_request"] = self._adapters[request.prompt.adapter]
+        max_tokens, min_tokens = token_limits(request, self.capabilities)
         try:
             sampling_params = engine_sampling_params(
                 request.sampling_params,
-                max_tokens=self._max_tokens(request),
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
                 eos_token_ids=self._eos_token_ids,
                 vocab_size=self._vocab_size,
             )
@@ -183,10 +186,3 @@ class TensorRTLLMBackend(Backend):
         """Cancel all sequences and shut down the engine."""
         self._actor.close()
         self._llm.shutdown()
-
-    def _max_tokens(self, request: TokenRequest) -> int:
-        """Return a limit, never None, because then the engine would apply its own default."""
-        room = self._max_model_len - len(request.prompt.token_ids)
-        return min(
-            limit for limit in (room, request.sampling_params.max_tokens, self._max_output_len) if limit is not None
-        )

@@ -23,11 +23,12 @@ _REGEX_CHARACTERS = re.compile(r"[\\.^$|?*+()\[\]{}]")
 
 
 def engine_sampling_params(
-    params: SamplingParams, *, max_tokens: int, eos_token_ids: tuple[int, ...], vocab_size: int
+    params: SamplingParams, *, max_tokens: int, min_tokens: int, eos_token_ids: tuple[int, ...], vocab_size: int
 ) -> tensorrt_llm.SamplingParams:
     """Return a new object, because the engine keeps and modifies it.
 
-    The engine supports one end-of-sequence id, and `min_tokens` suppresses only that one. The others become stop ids.
+    Without `max_tokens`, the engine would apply its own default. It supports one end-of-sequence id, and `min_tokens`
+    suppresses only that one. The others become stop ids.
     """
     end_id, *others = eos_token_ids or (NO_END_ID,)
     stop_token_ids = [*params.stop_token_ids, *(() if params.ignore_eos else others)]
@@ -35,7 +36,7 @@ def engine_sampling_params(
         end_id=end_id,
         pad_id=max(end_id, 0),
         max_tokens=max_tokens,
-        min_tokens=params.min_tokens or None,
+        min_tokens=min_tokens or None,
         ignore_eos=params.ignore_eos,
         stop_token_ids=stop_token_ids or None,
         include_stop_str_in_output=True,  # otherwise the matched id is removed at the end

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from vllm import LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
@@ -29,6 +30,7 @@ from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.media_preparer import DecodedMedia, MediaPreparer
 from backends.sounds import PromptSounds
+from backends.token_limits import token_limits
 from backends.vllm import DECLARATION
 from backends.vllm.adapters import EngineAdapters
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
@@ -259,8 +261,10 @@ class VLLMBackend(Backend):
 
         Raises `InvalidRequest`.
         """
+        max_tokens, min_tokens = token_limits(request, self._capabilities)
+        asked = msgspec.structs.replace(request.sampling_params, max_tokens=max_tokens, min_tokens=min_tokens)
         try:
-            params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
+            params = engine_sampling_params(asked, self._eos_token_ids, grammar)
             if self._has_buffers:
                 # `add_request` would do this too. It sets fields that are checked: the bad words' tokens and the
                 # stop ids from the model.

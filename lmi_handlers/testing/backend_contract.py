@@ -221,7 +221,7 @@ class BackendContract:
         assert len(tokens(outputs)) == max_tokens, "token_ids must have max_tokens new tokens in total"
         assert_ended(outputs, FinishReason.LENGTH)
 
-    @pytest.mark.parametrize("max_tokens", [None, 100])
+    @pytest.mark.parametrize("max_tokens", [None, 100, 2**63 - 1])
     def test_model_length_ends_a_sequence(self, driver: Driver, max_tokens: int | None) -> None:
         """Prompt and answer together have at most `max_model_len` tokens, whatever `max_tokens` is."""
         outputs = driver.generate(LONGEST_PROMPT[:-4], max_tokens=max_tokens)

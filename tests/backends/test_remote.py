@@ -35,8 +35,10 @@ from backends.remote.protocol import RemoteSequence
 from backends.remote.sglang import SGLangProtocol
 from backends.remote.streams import longest_silence
 from backends.remote.vllm import VLLMProtocol
+from backends.token_limits import token_limits
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.store_settings import OF_STORE_VARIABLE
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
@@ -215,12 +217,13 @@ def test_cached_tokens_are_those_of_the_prompt(generated: tuple[int, ...], cache
     request = TokenRequest(
         request_id="a", prompt=EncodedPrompt([5, 6, *generated]), sampling_params=params, generated=generated
     )
-    assert RemoteSequence(request, 3, stop_token_ids=()).cached(100) == cached
+    assert RemoteSequence(request, 3, 0, stop_token_ids=()).cached(100) == cached
 
 
-def sequence(max_tokens: int, /, **params: Any) -> RemoteSequence:
+def sequence(room: int, /, **params: Any) -> RemoteSequence:
     request = TokenRequest(request_id="a", prompt=EncodedPrompt([5]), sampling_params=SamplingParams(**params))
-    return RemoteSequence(request, max_tokens, stop_token_ids=())
+    capabilities = Capabilities(backend="remote", max_model_len=1 + room, vocab_size=100)
+    return RemoteSequence(request, *token_limits(request, capabilities), stop_token_ids=())
 
 
 def test_limits_within_those_of_remotes() -> None:

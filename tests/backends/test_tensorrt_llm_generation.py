@@ -90,7 +90,10 @@ def test_no_max_tokens(load: Load) -> None:
 
 def test_max_tokens_above_the_model_length(load: Load) -> None:
     backend = load()
-    assert len(token_ids(run(backend, PROMPT, ignore_eos=True, max_tokens=10**6))) == MAX_MODEL_LEN - len(PROMPT)
+    room = MAX_MODEL_LEN - len(PROMPT)
+    assert len(token_ids(run(backend, PROMPT, ignore_eos=True, max_tokens=2**40, min_tokens=2**40))) == room
+    params = submitted(backend)
+    assert (params.max_tokens, params.min_tokens) == (room, room), "the engine computes with 32 bits"
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -304,7 +307,7 @@ def test_choice_matches_only_its_texts(choice: list[str], other: str) -> None:
 
 
 def engine_params(params: SamplingParams) -> Any:
-    return engine_sampling_params(params, max_tokens=1, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+    return engine_sampling_params(params, max_tokens=1, min_tokens=0, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
 
 
 def test_structured_outputs_need_a_library(load: Load) -> None:

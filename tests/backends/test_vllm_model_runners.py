@@ -270,6 +270,7 @@ def test_requests_to_the_second_model_runner(few_words: Path, monkeypatch: pytes
         "stops and the model's own": {"min_tokens": 1, "stop_token_ids": list(range(10, 138))},
         "words": {"bad_words": [f"word and another one {n} with some more tokens in it to count" for n in range(60)]},
         "many stops": {"stop_token_ids": list(range(2_000, 2_129)), "max_tokens": 1, "temperature": 0.0},
+        "more than 32 bits": {"max_tokens": 2**40, "logit_bias": {"10": 100.0}, "stop_token_ids": [10]},
     }
     (answer,) = ask("second_runner.py", few_words, requests)
     assert answer["second_runner"]
@@ -281,6 +282,7 @@ def test_requests_to_the_second_model_runner(few_words: Path, monkeypatch: pytes
     assert token_ids["greedy"] == token_ids["greedy, typical"] == token_ids["greedy, thinking"]
     assert token_ids["thinking"] == [5, 6], "the prompt ends with the begin of a thought"
     assert len(token_ids["many stops"]) == 1
+    assert token_ids["more than 32 bits"] == [10]
     assert {name: text.partition(":")[0] for name, text in answer["refused"].items()} == {
         "allowed": "allowed_token_ids",
         "bias": "logit_bias",
