@@ -23,6 +23,7 @@ from lmi_handlers.core.errors import (
     RequestFailed,
     TextDeadline,
 )
+from lmi_handlers.core.event_loop import give_way
 from lmi_handlers.core.meter import Meter
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
@@ -165,6 +166,7 @@ class BeamGeneration:
         for search in self._searches:
             if search.running:
                 search.advance([self._continuations(next(outputs).output) for _ in search.running])
+                give_way()
 
     def _continuations(self, output: TokenOutput) -> Continuations:
         top = output.top_logprobs[0] if output.top_logprobs else []
@@ -197,17 +199,32 @@ def begin_search(
     prompt: list[int], asked: SamplingParams, params: BeamSearchParams, max_model_len: int, rules: TextRules
 ) -> BeamSearch:
     """The search for the answers to one prompt, given as token ids."""
-
-    def contains_stop(token_ids: Sequence[int]) -> bool:
-        # From the start each time, because beams fork. Matching is cheap beside a step, which reads the whole beam.
-        text = SequenceText(rules, prompt)
-        return text.feed(TokenOutput(request_id="", token_ids=list(token_ids))).finish_reason is not None
-
     room = max_model_len - len(prompt)
     return BeamSearch(
         params,
         max_tokens=room if asked.max_tokens is None else min(asked.max_tokens, room),
         min_tokens=asked.min_tokens,
         endings=beam_endings(asked, rules.tokenizer),
-        contains_stop=contains_stop if asked.stop else None,
+        contains_stop=StopSearch(rules, prompt) if asked.stop else None,
     )
+
+
+class StopSearch:
+    """Tells whether the text of a beam contains a stop string. Only its last token is read, whatever the beam's length.
+
+    Call it with beams of one token, then with those of two and so on. Each of them continues a beam without a stop string.
+    """
+
+    def __init__(self, rules: TextRules, prompt: Sequence[int]) -> None:
+        self._begun: dict[tuple[int, ...], SequenceText] = {}
+        self._texts = {(): SequenceText(rules, prompt)}
+        self._length = 0
+
+    def __call__(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether there is a stop string in the text of these tokens."""
+        if len(token_ids) > self._length:
+            self._begun, self._texts, self._length = self._texts, {}, len(token_ids)
+        *begin, last = token_ids
+        text = self._begun[tuple(begin)].fork()
+        self._texts[tuple(token_ids)] = text
+        return text.feed(TokenOutput(request_id="", token_ids=[last])).finish_reason is not None

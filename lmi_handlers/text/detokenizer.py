@@ -7,10 +7,14 @@ earlier text, gets stuck at a token whose text is U+FFFD, and takes five times a
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lmi_handlers.text.tokenizer import Pieces, Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Detokenizer(Protocol):
@@ -22,6 +26,9 @@ class Detokenizer(Protocol):
 
     def feed(self, token_id: int) -> str:
         """Return the text that `token_id` adds."""
+
+    def fork(self) -> Self:
+        """Return one that goes on from here by itself."""
 
 
 def make_detokenizer(
@@ -57,6 +64,9 @@ class PieceDetokenizer:
         self._incomplete = data[decoded:]
         return text
 
+    def fork(self) -> Self:
+        return copy.copy(self)
+
 
 class WindowDetokenizer:
     """For all other decoders. Decodes the last few ids with and without the new one and returns the difference."""
@@ -84,6 +94,11 @@ class WindowDetokenizer:
         self._sent = waiting
         self._sent_text = self._decode(self._window, skip_special_tokens=False)
         return piece
+
+    def fork(self) -> Self:
+        other = copy.copy(self)
+        other._window = self._window.copy()  # noqa: SLF001  a copy of this one
+        return other
 
 
 _CONTEXT_LENGTH = 4  # tokens, enough for a decoder to see that it is not at the start of a text

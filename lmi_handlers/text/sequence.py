@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +14,9 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.detokenizer import make_detokenizer
 from lmi_handlers.text.stop import StopAutomaton, StopMatcher
 from lmi_handlers.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class TextRules:
@@ -96,6 +101,14 @@ class SequenceText:
             stop_string=None if self._stop is None else self._stop.matched,
             prompt_tokens=prompt_tokens,
         )
+
+    def fork(self) -> Self:
+        """Return one that goes on from here by itself."""
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer.fork()  # noqa: SLF001  a copy of this one
+        other._stop = None if self._stop is None else self._stop.fork()  # noqa: SLF001  a copy of this one
+        other._held = self._held.copy()  # noqa: SLF001  a copy of this one
+        return other
 
     def interrupt(self) -> TextDelta:
         """Return the last delta of a text that another answer continues. Text that a stop string may still cut stays held."""

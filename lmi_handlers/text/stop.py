@@ -7,7 +7,12 @@ matches of `regex` do not find the stop string that ends first.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class StopMatcher:
@@ -65,6 +70,12 @@ class StopMatcher:
         self._held.clear()
         self._held_length = self._node = 0
         return pieces
+
+    def fork(self) -> Self:
+        """Return one that goes on from here by itself."""
+        other = copy.copy(self)
+        other._held = self._held.copy()  # noqa: SLF001  a copy of this one
+        return other
 
     def _count_piece(self) -> bool:
         """Count a new piece and return whether a match may end in it."""

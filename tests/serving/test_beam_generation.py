@@ -10,16 +10,20 @@ import pytest
 import requests
 from engine_thread import Engine
 from facts import says
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prompts import encoded
 from raw_http import connect, request
 from serving import Server, StartServer
 
 from lmi_handlers.core.deadline import Deadline
+from lmi_handlers.core.outputs import TextDelta, TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
-from lmi_handlers.serving.beam_generation import BeamGeneration
+from lmi_handlers.serving.beam_generation import BeamGeneration, StopSearch, begin_search
 from lmi_handlers.text.bundle import build_byte_bundle
+from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
 # Over HTTP. The echo backend gives the prompt's first byte the logprob -0.5, the next one -1.5, and so on. Faults need a
@@ -204,3 +208,54 @@ def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClie
         *[([None, -0.5], [None, [(ord("b"), -0.5), (ord("c"), -1.5)]])] * 2,
         *[([None], [None])] * 2,
     ]
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("bytes")
+    return Tokenizer(folder, build_byte_bundle(folder))
+
+
+@given(
+    tokens=st.lists(st.sampled_from([*"ab\n é".encode(), 256]), min_size=1, max_size=12),
+    stop=st.lists(st.text("ab é\n", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 4),
+    include=st.booleans(),
+)
+@settings(deadline=None)
+def test_stop_strings_in_beams_are_those_of_sequences(
+    byte_tokenizer: Tokenizer, tokens: list[int], stop: list[str], min_tokens: int, *, include: bool
+) -> None:
+    """Beams that fork are told apart, although each token is read once."""
+    params = SamplingParams(stop=tuple(stop), min_tokens=min_tokens, include_stop_str_in_output=include)
+    rules, search = TextRules(byte_tokenizer, params), StopSearch(TextRules(byte_tokenizer, params), [1])
+    for length in range(1, len(tokens) + 1):
+        begin = tokens[: length - 1]
+        found = {}
+        for last in {tokens[length - 1], ord("a"), ord("b")}:
+            beam = (*begin, last)
+            found[last] = search(beam)
+            whole = SequenceText(rules, [1]).feed(TokenOutput(request_id="", token_ids=list(beam)))
+            assert found[last] == (whole.finish_reason is not None)
+        if found[tokens[length - 1]]:
+            return
+
+
+def test_long_beams_are_not_read_again_for_each_token(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a web worker, which is busy meanwhile, would soon need a second for each step of a large search."""
+    read = 0
+    feed = SequenceText.feed
+
+    def counted(text: SequenceText, output: TokenOutput) -> TextDelta:
+        nonlocal read
+        read += len(output.token_ids)
+        return feed(text, output)
+
+    monkeypatch.setattr(SequenceText, "feed", counted)
+    asked = SamplingParams(max_tokens=100, stop=("stop",))
+    search = begin_search([1], asked, BeamSearchParams(num_beams=2), 1000, TextRules(byte_tokenizer, asked))
+    while search.running:
+        search.advance([[(ord("a"), -0.5), (ord("b"), -1.5)] for _ in search.running])
+    assert read <= 100 * 4
