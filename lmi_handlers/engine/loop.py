@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -39,6 +40,12 @@ from lmi_handlers.engine.messages import (
 from lmi_handlers.engine.shared_answers import SharedAnswers
 
 _IDLE_WAIT = 0.2
+
+_LONGEST_START = 0.25
+"""Seconds in a turn after which no more sequences are started while others wait for their next token.
+
+Some engines read the lists of a request for each of its sequences. That can take a second for twenty of them.
+"""
 
 
 class Disconnected:
@@ -101,6 +108,7 @@ class EngineLoop:
         self._shared = SharedAnswers(retry_grace, self._handle)
         self._submitted = 0
         self._share = 0.0
+        self._start_until = math.inf
         self.busy_time = 0.0
         """Seconds that the backend's steps have taken. Any thread may read it."""
         self._stopping = False
@@ -120,7 +128,9 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Do one round: receive messages, start sequences, step the backend, deliver outputs."""
-        self._shared.expire(time.monotonic())
+        now = time.monotonic()
+        self._start_until = now + _LONGEST_START if self._admission.takes_turns else math.inf
+        self._shared.expire(now)
         self._admit()  # fills the places that the last step has freed
         self._receive()
         self._admit()
@@ -255,6 +265,8 @@ class EngineLoop:
             if room <= 0:
                 return
             for _ in range(room):  # checked again afterwards: a sequence that fails here takes no place
+                if self._sequences and time.monotonic() >= self._start_until:
+                    return
                 if self._queue:
                     self._start_next()
 

@@ -14,7 +14,9 @@ from prompts import encoded
 from recording_echo import EOS, RecordingEcho, RecordingWorker
 
 from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.engine import loop as engine_loop
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Abort, Failed, Outputs, SequenceOutput, Submit
@@ -259,6 +261,29 @@ def test_lowest_priority_value_starts_first() -> None:
     while any(isinstance(message, Outputs) for message in worker.messages) and len(backend.joined) < 5:
         loop.turn()
     assert [int(request_id.split("-")[0]) for request_id in backend.joined] == [1, 3, 5, 2, 4]
+
+
+class SlowToStart(RecordingEcho):
+    """An engine that takes long to read the parameters of a sequence."""
+
+    def add_request(self, request: TokenRequest) -> None:
+        time.sleep(0.01)
+        super().add_request(request)
+
+
+def test_sequences_that_start_slowly_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that runs has its next tokens meanwhile. All of them start in the end, in the places that there are."""
+    monkeypatch.setattr(engine_loop, "_LONGEST_START", 0.02)
+    engine = LoopWithWorker(RollingBatch(30), backend=SlowToStart)
+    engine.submit(1, b"first", max_tokens=5, ignore_eos=True)
+    engine.loop.turn()
+    engine.submit(2, *[b"x"] * 20, max_tokens=200, ignore_eos=True)
+    while 1 not in {item.number for item in engine.last()}:
+        engine.loop.turn()
+    assert engine.loop.waiting > 0
+    while engine.loop.waiting:
+        engine.loop.turn()
+    assert engine.loop.running == 20
 
 
 def test_request_with_many_sequences_does_not_block_others() -> None:
