@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from backends.base import Backend, ModelFiles
-from backends.grammar import GrammarMatcher, Vocabulary
+from backends.grammar import GrammarMatcher, GrammarMatchers, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.paged.adapter_cache import AdapterCache
 from backends.paged.block_pool import BlockPool
@@ -27,6 +27,7 @@ from backends.paged.scheduler import Scheduler
 from backends.paged.sequence import Sequence, SequenceChunk
 from backends.paged.step_budget import StepBudget
 from backends.sampling.bad_words import BadWords
+from backends.sampling.made_once import MadeOnce
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
 from backends.sampling.thinking import ThinkingCap
 from backends.waiting_sequences import Prepared, WaitingSequences, refusal
@@ -123,6 +124,7 @@ class PagedBackend(Backend):
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
         self._last_step = time.monotonic()
+        self._made_once = MadeOnce()
         self._bad_words: BadWords | None = None
         self._grammars: GrammarCompiler[GrammarMatcher] | None = None
         if tokenizer_file is not None and tokenizer_file.exists():
@@ -439,11 +441,15 @@ class PagedBackend(Backend):
             meter=request.meter,
             prompt_len=len(token_ids),
         )
-        budget = params.thinking_token_budget
+        budget, asked_stops = params.thinking_token_budget, params.stop_token_ids
+        stops = self._made_once.get(lambda: frozenset(asked_stops), asked_stops)
+        held_back = frozenset[int]()
+        if params.min_tokens:
+            held_back = self._made_once.get(lambda: stops | self._eos_token_ids, stops)
         state = SamplerState(
             params,
             token_ids,
-            self._eos_token_ids | frozenset(params.stop_token_ids),
+            held_back,
             bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
             watermark=self._watermark_processor() if params.watermark else None,
             thinking=None
@@ -460,6 +466,7 @@ class PagedBackend(Backend):
             params,
             state,
             eos_token_ids=self._eos_token_ids,
+            stop_token_ids=stops,
             has_images=images is not None,
             # Without partial prompts, a wrong draft would mean computing the sequence again.
             lookup=PromptLookup(num_draft) if num_draft and self._runner.takes_partial_prompts else None,
@@ -558,7 +565,7 @@ class PagedBackend(Backend):
         except ValueError as error:
             logger.warning("no structured outputs for this tokenizer", extra={"reason": str(error)})
             return None
-        return GrammarCompiler(vocabulary, lambda text: GrammarMatcher(tokenizer, text, vocab_size))
+        return GrammarCompiler(vocabulary, GrammarMatchers(tokenizer, vocab_size))
 
     def _watermark_processor(self) -> Any:
         if self._watermark is None and self._make_watermark is not None:

@@ -18,7 +18,10 @@ _ROWS = 64
 
 
 class RunningSequence:
-    """A `sequence` with its sampling `state`. The sequence ends with any of `eos_token_ids`, or as `params` say."""
+    """A `sequence` with its sampling `state`. The sequence ends with any of `eos_token_ids`, or as `params` say.
+
+    `stop_token_ids` are those of `params`.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class RunningSequence:
         state: SamplerState,
         *,
         eos_token_ids: frozenset[int],
+        stop_token_ids: frozenset[int],
         has_images: bool,
         lookup: PromptLookup | None = None,
     ) -> None:
@@ -34,7 +38,7 @@ class RunningSequence:
         self.params = params
         self.state = state
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._stop_token_ids = stop_token_ids
         self._has_images = has_images
         self.lookup = lookup
         self._sent = False
@@ -80,9 +84,11 @@ class RunningSequence:
 
     def draft(self) -> list[int]:
         """Return tokens that may come next, without any that would end the sequence."""
-        draft = [] if self.lookup is None else self.lookup.draft(self.sequence.token_ids)
-        ends = self._eos_token_ids | self._stop_token_ids
-        return list(takewhile(lambda token: token not in ends, draft))
+        if self.lookup is None:
+            return []
+        draft = self.lookup.draft(self.sequence.token_ids)
+        eos, stop = self._eos_token_ids, self._stop_token_ids
+        return list(takewhile(lambda token: token not in eos and token not in stop, draft))
 
     def output(self, sampled: list[Sampled], finish_reason: FinishReason | None) -> TokenOutput:
         """Return the message about tokens that have been appended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -10,6 +11,9 @@ from lmi_handlers.core.errors import InvalidRequest
 
 MAX_BAD_WORDS = 1000
 MAX_CHARACTERS = 50_000
+
+_REMEMBERED = 16
+"""Lists of words whose tokens are kept: a request with many samples starts each of them with the same words."""
 
 
 class BadWords:
@@ -23,6 +27,7 @@ class BadWords:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._known = lru_cache(_REMEMBERED)(self._encode)
 
     def token_ids(self, words: tuple[str, ...]) -> list[list[int]]:
         """Return the ids of each word, both at the start of a text and after a space. Raises `InvalidRequest`.
@@ -33,13 +38,16 @@ class BadWords:
             raise InvalidRequest(f"must have at most {MAX_BAD_WORDS} words, got {len(words)}", field="bad_words")
         if (length := sum(map(len, words))) > MAX_CHARACTERS:
             raise InvalidRequest(f"must have at most {MAX_CHARACTERS} characters, got {length}", field="bad_words")
-        sequences: list[list[int]] = []
+        return self._known(words)
+
+    def _encode(self, words: tuple[str, ...]) -> list[list[int]]:
+        sequences: dict[tuple[int, ...], list[int]] = {}
         for word in words:
             for text in (word.lstrip(), f" {word.lstrip()}"):
                 try:
                     ids = self._tokenizer.encode(text, add_special_tokens=False).ids
                 except TypeError as error:  # raised by the library for a lone surrogate
                     raise InvalidRequest("must be valid Unicode text", field="bad_words") from error
-                if ids and ids not in sequences and max(ids) < self._vocab_size:
-                    sequences.append(ids)
-        return sequences
+                if ids and max(ids) < self._vocab_size:
+                    sequences[tuple(ids)] = ids
+        return list(sequences.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple, Protocol, TypeVar
@@ -18,6 +19,7 @@ from array_api_compat import array_namespace, device
 
 from backends.grammar import GrammarMatcher
 from backends.sampling.arrays import Array, column, logsumexp, softmax, topk
+from backends.sampling.made_once import MadeOnce
 from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
 from backends.sampling.thinking import ThinkingCap
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -25,12 +27,17 @@ from lmi_handlers.core.sampling_params import SamplingParams
 # A lower temperature only overflows. The distribution has only its most likely token left.
 MIN_TEMPERATURE = 1e-5
 
+_WEAKEST_PENALTY, _STRONGEST_PENALTY = 1e-20, 1e20
+"""Bounds of `repetition_penalty` that leave finite logits finite. The choice is the same beyond them."""
+
 NOT_FINITE = "the model gave logits that are not finite numbers"
 """The only error of a row that is the model's fault, not the request's."""
 
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
 _BLOCK_SIZE = 256
+_SPARSE = 64
+"""Tokens of the vocabulary for each of those with a bias that are few."""
 
 Value = TypeVar("Value", int, float)
 
@@ -42,14 +49,28 @@ class Watermark(Protocol):
         """Return changed scores, `[1, vocabulary]`. `input_ids` contains the preceding token, `[1, 1]`."""
 
 
+class _Fixed(NamedTuple):
+    """A request's lists for each token of the vocabulary, on the device of the logits. None changes nothing.
+
+    `bias` has the ids of tokens and what is added to their logits, or the latter for the whole vocabulary.
+    """
+
+    bias: tuple[Array | None, Array] | None
+    forbidden: Array | None
+    held_back: Array | None
+
+
 class _Tables(NamedTuple):
-    """A request's parameters for each token of the vocabulary, on the device of the logits. None changes nothing."""
+    """The same, with what a sequence has counted of its tokens."""
 
     seen: Array | None
     counts: Array | None
-    bias: tuple[Array, Array] | None
+    bias: tuple[Array | None, Array] | None
     forbidden: Array | None
     held_back: Array | None
+
+
+_FIXED = MadeOnce()
 
 
 class SamplerState:
@@ -80,8 +101,13 @@ class SamplerState:
         self._generated: list[int] = []
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._held_back = stop_ids if params.min_tokens > 0 else frozenset()
+        self._bad = bad_words
         self._bad_tokens = [word[0] for word in bad_words or () if len(word) == 1]
-        self._bad_words = [word for word in bad_words or () if len(word) > 1]
+        self._bad_words = defaultdict[int, list[list[int]]](list)
+        """By their last token but one: most of them need not be compared with what was generated."""
+        for word in bad_words or ():
+            if len(word) > 1:
+                self._bad_words[word[-2]].append(word)
         self._watermark = watermark
         self._thinking = thinking
         self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None means the system's entropy)
@@ -138,9 +164,12 @@ class SamplerState:
             logits[...] = xp.where(tables.forbidden, -math.inf, logits)
         if tables.bias is not None:
             ids, values = tables.bias
-            logits[ids] += values
+            if ids is None:
+                logits += values
+            else:
+                logits[ids] += values
         if tables.seen is not None:
-            penalty = params.repetition_penalty
+            penalty = min(max(params.repetition_penalty, _WEAKEST_PENALTY), _STRONGEST_PENALTY)
             penalised = xp.where(logits < 0, logits * penalty, logits / penalty)
             logits[...] = xp.where(tables.seen, penalised, logits)
         if tables.counts is not None:
@@ -158,7 +187,7 @@ class SamplerState:
 
     def _make_tables(self, logits: Array) -> _Tables:
         xp, where, vocab_size = array_namespace(logits), device(logits), logits.shape[0]
-        seen = counts = bias = forbidden = held_back = None
+        seen = counts = None
         if self._repeats:
             seen = xp.zeros(vocab_size, dtype=xp.bool, device=where)
             seen[[*self._prompt, *self._generated]] = True
@@ -166,10 +195,27 @@ class SamplerState:
             counts = xp.zeros(vocab_size, dtype=logits.dtype, device=where)
             for token in self._generated:
                 counts[token] += 1
+        fixed = _FIXED.get(
+            lambda: self._make_fixed(logits),
+            self.params.logit_bias,
+            self.params.allowed_token_ids,
+            self._held_back,
+            self._bad,
+            kind=(vocab_size, logits.dtype, where),
+        )
+        return _Tables(seen, counts, *fixed)
+
+    def _make_fixed(self, logits: Array) -> _Fixed:
+        xp, where, vocab_size = array_namespace(logits), device(logits), logits.shape[0]
+        bias = forbidden = held_back = None
         if self.params.logit_bias:
             ids = xp.asarray(list(self.params.logit_bias), device=where)
-            values = list(self.params.logit_bias.values())
-            bias = ids, xp.asarray(values, dtype=logits.dtype, device=where)
+            values = xp.asarray(list(self.params.logit_bias.values()), dtype=logits.dtype, device=where)
+            bias = ids, values
+            if len(self.params.logit_bias) * _SPARSE > vocab_size:  # then an addition of all takes less than a look-up
+                whole = xp.zeros(vocab_size, dtype=logits.dtype, device=where)
+                whole[ids] = values
+                bias = None, whole
         if self.params.allowed_token_ids is not None:
             forbidden = xp.ones(vocab_size, dtype=xp.bool, device=where)
             forbidden[list(self.params.allowed_token_ids)] = False
@@ -178,7 +224,7 @@ class SamplerState:
             forbidden[self._bad_tokens] = True
         if known := [token for token in self._held_back if token < vocab_size]:
             held_back = xp.asarray(known, device=where)
-        return _Tables(seen, counts, bias, forbidden, held_back)
+        return _Fixed(bias, forbidden, held_back)
 
     def error(self, best: float) -> str | None:
         """Return why a row has no next token, or None if it has one. `best` is its greatest logit after the edits."""
@@ -196,7 +242,8 @@ class SamplerState:
     def _ends_of_bad_words(self) -> list[int]:
         """Return the last id of each bad word whose other ids have just been generated."""
         generated = self._generated
-        return [word[-1] for word in self._bad_words if generated[len(generated) - len(word) + 1 :] == word[:-1]]
+        words = self._bad_words.get(generated[-1], ()) if generated else ()
+        return [word[-1] for word in words if generated[len(generated) - len(word) + 1 :] == word[:-1]]
 
     def draw(self) -> float:
         """Return the next random number of this sequence, at least 0 and below 1."""

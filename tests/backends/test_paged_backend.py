@@ -300,6 +300,15 @@ def test_a_request_that_allows_no_token_takes_no_prefix_from_others() -> None:
     assert run(backend, [request("second", prompt, max_tokens=1)])["second"][0].num_cached_tokens == 32
 
 
+def test_a_request_with_extreme_penalties_takes_no_prefix_from_others() -> None:
+    """Nor is the model blamed for it."""
+    backend = make_backend(StoredTokensRunner(100))
+    prompt = list(range(3, 36))
+    run(backend, [request("first", prompt, max_tokens=1)])
+    assert run(backend, [request("odd", prompt, max_tokens=5, repetition_penalty=1e-320)])["odd"][-1].error is None
+    assert run(backend, [request("second", prompt, max_tokens=1)])["second"][0].num_cached_tokens == 32
+
+
 def test_out_of_memory_fails_one_sequence() -> None:
     backend = make_backend(StoredTokensRunner(100, memory=13))
     requests = [

@@ -311,6 +311,47 @@ def test_bad_words_are_never_completed(convert: Convert) -> None:
     assert best([9]) == 8
 
 
+@given(
+    words=st.lists(st.lists(st.integers(5, 8), min_size=1, max_size=4), max_size=12),
+    output=st.lists(st.integers(5, 8), max_size=8),
+)
+@settings(deadline=None)
+def test_any_bad_words_are_those_that_would_be_completed(words: list[list[int]], output: list[int]) -> None:
+    completed = {word[-1] for word in words if (output[-len(word) + 1 :] if len(word) > 1 else []) == word[:-1]}
+    logits = torch.zeros(1, VOCAB_SIZE).numpy()
+    make_state(SamplingParams(), [5, 6], output, bad_words=words).edit_logits(logits[0])
+    assert {token for token in range(VOCAB_SIZE) if logits[0, token] == -math.inf} == completed
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-39, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+def test_any_repetition_penalty_leaves_finite_numbers(convert: Convert, penalty: float, temperature: float) -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 5], logits[0, 6], logits[0, 7] = 9.0, 3.0, -1.0
+    state = make_state(SamplingParams(temperature=temperature, repetition_penalty=penalty), [6, 7, 8])
+    (choice,) = sample(convert(logits), [state])
+    assert choice.error is None
+    if temperature < 1 or penalty < 1:
+        assert choice.token_id == (6 if penalty < 1 else 5)
+
+
+def test_samples_share_what_long_lists_become(convert: Convert) -> None:
+    """Each of them would take some ten milliseconds, in which all other sequences wait."""
+    bias, allowed, stops = dict.fromkeys(range(1100), 1.5), tuple(range(900, 1500)), frozenset(range(600, 1500))
+    params = SamplingParams(temperature=0, logit_bias=bias, allowed_token_ids=allowed, min_tokens=1)
+    states = [SamplerState(params.for_sample(n), [1], stops) for n in range(3)]
+    before = SamplerState(msgspec.structs.replace(params, logit_bias={5: 1.5}), [1], stops)
+    sample(convert(make_logits(1, rows=4)), [before, *states])
+    assert len({id(table) for state in states for table in state._tables[2:] if table is not None}) == 3  # type: ignore[index]
+    assert before._tables[2][0] is not None  # type: ignore[index]
+    logits = torch.zeros(1, VOCAB_SIZE)
+    row = convert(logits)[0]
+    SamplerState(msgspec.structs.replace(params, min_tokens=0), [1], stops).edit_logits(row)
+    assert row[:900].max() == -math.inf
+    assert set(row[900:1100].tolist()) == {1.5}
+    assert set(row[1100:].tolist()) == {0.0}
+
+
 WATERMARK = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
 
 
