@@ -217,7 +217,7 @@ class StopSearch:
 
     def __init__(self, rules: TextRules, prompt: Sequence[int]) -> None:
         self._begun: dict[tuple[int, ...], SequenceText] = {}
-        self._texts = {(): SequenceText(rules, prompt)}
+        self._texts: dict[tuple[int, ...], SequenceText] = {(): SequenceText(rules, prompt)}
         self._length = 0
 
     def __call__(self, token_ids: Sequence[int]) -> bool:
