@@ -27,7 +27,7 @@ class MadeOnce:
         """Return what `make` returns, for these lists, which do not change. `kind` is all else that it depends on."""
         if sum(len(some) for some in lists if some is not None) < _FEW:
             return make()
-        key = kind, *map(id, lists)
+        key = kind, *(id(some) if some else None for some in lists)  # there are many empty lists
         entry = self._made.pop(key, None) or (lists, make())
         self._made[key] = entry  # as long as the lists are here, nothing else has their ids
         if len(self._made) > _MOST:

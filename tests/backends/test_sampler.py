@@ -344,6 +344,10 @@ def test_samples_share_what_long_lists_become(convert: Convert) -> None:
     sample(convert(make_logits(1, rows=4)), [before, *states])
     assert len({id(table) for state in states for table in state._tables[2:] if table is not None}) == 3  # type: ignore[index]
     assert before._tables[2][0] is not None  # type: ignore[index]
+    without = msgspec.structs.replace(params, min_tokens=0)
+    more = [SamplerState(without, [1], stops) for _ in range(2)]
+    sample(convert(make_logits(1, rows=2)), more)
+    assert more[0]._tables[2] is more[1]._tables[2]  # type: ignore[index]
     logits = torch.zeros(1, VOCAB_SIZE)
     row = convert(logits)[0]
     SamplerState(msgspec.structs.replace(params, min_tokens=0), [1], stops).edit_logits(row)
