@@ -63,7 +63,7 @@ class _Naming:
         return self._renamed.get(value, value) if isinstance(value, str) else value
 
 
-_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "not")
 _KEYWORDS = {
     "integer": _NUMERIC,
     "number": _NUMERIC,
