@@ -28,7 +28,6 @@ def test_the_library_does_not_load_it(tiny_llama: Path, folder: Path) -> None:
 
     from backends.transformers.loading import load_model
 
-    pytest.importorskip("peft")
     assert AutoModelForCausalLM.from_pretrained(folder).peft_config, "which is what it does by itself"
     prompt = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
