@@ -5,7 +5,7 @@ zero points are no integers. Then a weight costs less without them: a group's we
 a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
 * For products in float32, 4-bit weights lose their zero points so. The weights are the same; queries, keys and values
-  are computed by one product.
+  are computed by one product. Zero points that are all in the middle (`Q4_0`, `Q8_0`) are those of signed integers.
 * For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
   product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
   integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
@@ -16,6 +16,7 @@ a second, small product adds what is missing, the sum of the group's inputs time
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ def use_integers(model: openvino.Model) -> None:
 
 def use_floats(model: openvino.Model) -> None:
     """Change the model so that products with quantised weights take less time in float32."""
+    _sign(model)
     sums: _Sums = {}
     by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
     for product in _products(model):
@@ -63,6 +65,30 @@ def use_floats(model: openvino.Model) -> None:
             for product, weights in changed:
                 _replace(product, _without_zero_points(product.input_value(0), weights, sums))
     model.validate_nodes_and_infer_types()
+
+
+def _sign(model: openvino.Model) -> None:
+    """Store weights as signed integers, without zero points, where these are all in the middle. Their values stay the same."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Subtract":
+            continue
+        convert = node.input_value(0).get_node()
+        quants, zero_points = (_integers(node.input_value(number).get_node()) for number in (0, 1))
+        if quants is None or zero_points is None:
+            continue
+        middle = 2 ** (quants.get_element_type().bitwidth - 1)
+        if (unpack(zero_points) == middle).all():
+            stored = unpack(quants) ^ np.uint8(middle)
+            signed = _pairs(stored, openvino.Type.i4) if middle == 8 else opset13.constant(stored.view(np.int8))
+            node.output(0).replace(opset13.convert(signed, convert.get_element_type()).output(0))
+
+
+def _integers(node: openvino.Node) -> openvino.Node | None:
+    """Return the constant of unsigned integers that `node` converts, if it does that."""
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    is_unsigned = node.get_element_type() in (openvino.Type.u4, openvino.Type.u8)
+    return node if node.get_type_name() == "Constant" and is_unsigned else None
 
 
 def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> None:
@@ -110,7 +136,7 @@ def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:
     """Return the integers of 4 or 8 bits in a constant, in its shape."""
     stored: npt.NDArray[np.uint8] = constant.data.view(np.uint8)
     if constant.get_element_type() == openvino.Type.u4:
-        stored = np.stack([stored & 15, stored >> 4], axis=-1)
+        stored = np.stack([stored & 15, stored >> 4], axis=-1).reshape(-1)[: prod(constant.shape)]
     integers: npt.NDArray[np.uint8] = stored.reshape(constant.shape)
     return integers
 

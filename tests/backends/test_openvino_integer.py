@@ -131,20 +131,27 @@ def test_every_type(default_model: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q4_K], ids=lambda kind: kind.name)
-def test_floats_take_no_zero_points(default_model: Path, tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        # The last one is the vocabulary's. Queries, keys and values are computed by one product where that has a second.
+        (Q.Q4_1, {"u4 - f32": 14, "u8 - u8": 1}, {"i4": 10, "i8": 1}),
+        (Q.Q4_K, {"u4 - f32": 14, "u8 - u8": 1}, {"i4": 10, "i8": 1}),
+        (Q.Q4_0, {"u4 - u4": 14, "u8 - u8": 1}, {"i4": 14, "i8": 1}),
+        (Q.Q8_0, {"u8 - u8": 15}, {"i8": 15}),
+    ],
+    ids=["Q4_1", "Q4_K", "Q4_0", "Q8_0"],
+)
+def test_floats_take_no_zero_points(
+    default_model: Path, tmp_path: Path, kind: Any, before: dict[str, int], after: dict[str, int]
+) -> None:
     """The numbers are those of the file all the same."""
     exact = converted(default_model, tmp_path, kind)
     expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
     shutil.copytree(exact, changed := tmp_path / "float")
     change_model(changed / MODEL_NAME, [use_floats])
     assert sorted(file.name for file in changed.iterdir()) == ["openvino_model.bin", MODEL_NAME]
-    assert forms(exact / MODEL_NAME) == {"u4 - f32": 14, "u8 - u8": 1}, (
-        "all matrices of two layers and the vocabulary's"
-    )
-    assert forms(changed / MODEL_NAME) == {"i4": 10, "u8 - u8": 1}, (
-        "queries, keys and values are computed by one product"
-    )
+    assert (forms(exact / MODEL_NAME), forms(changed / MODEL_NAME)) == (before, after)
     assert distance(computed(changed / MODEL_NAME, EXACT, PROMPT), expected) < 1e-5
 
 
@@ -349,6 +356,6 @@ def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
     backend.close()
     assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    form = "signed" if chosen == "float32" else "integer"
+    form = "centred" if chosen == "float32" else "integer"
     [ir] = folder.glob(f"openvino-*-int8-{form}/")
     assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integer" else set())
