@@ -82,8 +82,8 @@ sbom: $(VENV)/.image
 clean:
 	rm -rf $(VENV)
 
-# The pip that comes with Python 3.11 takes 7 seconds to set up, and twice as long as the newest one to install everything.
-# So the user's own pip fetches the newest one, unless it is too old for that (before 22.3).
+# The pip that comes with Python 3.11 takes 7 seconds to set up, and half as long again as the newest one to install
+# everything. So the user's own pip fetches the newest one, unless it is too old for that (before 22.3).
 $(VENV)/.pip:
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv --without-pip $(VENV)

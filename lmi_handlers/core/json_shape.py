@@ -60,7 +60,9 @@ def outer_names(data: bytes, *, enough: int, chunk: int = 1 << 14) -> int:
     """
     names = depth = start = 0
     in_string = False
-    while begins_object(data) and start < len(data) and names <= enough:
+    if not begins_object(data):
+        return 0
+    while start < len(data) and names <= enough:
         end = _chunk_end(data, start, chunk)
         outside, in_string = _outside_strings(data[start:end], in_string)
         outside = outside.translate(None, _NOT_NESTING)

@@ -228,6 +228,24 @@ def test_logprobs_are_those_of_the_model(convert: Convert) -> None:
     assert sampled[0].token_id == 9
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, logprobs=1),
+        SamplingParams(temperature=0, logprobs=1, logit_bias={9: 100.0}),
+        SamplingParams(temperature=0.3, logprobs=1, seed=1),
+    ],
+    ids=["greedy", "edited", "drawn"],
+)
+def test_logprobs_that_every_row_wants(convert: Convert, params: SamplingParams) -> None:
+    """Only logits that nothing changes are read without a copy."""
+    logits = make_logits(7, rows=2)
+    expected = logits.log_softmax(dim=-1)
+    states = [SamplerState(params, [1], frozenset()) for _ in range(2)]
+    for row, choice in enumerate(sample(convert(logits), states)):
+        assert choice.logprob == pytest.approx(float(expected[row, choice.token_id]), abs=1e-5)
+
+
 @pytest.mark.parametrize("counts", [[0, 0, 0], [2, 0, 1]])
 def test_logprobs_with_alternatives(convert: Convert, counts: list[int]) -> None:
     logits = make_logits(5, rows=3)

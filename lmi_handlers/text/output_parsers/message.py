@@ -42,6 +42,9 @@ class MessageParser(ABC):
     the text was split into pieces. Parsing takes linear time and never raises.
     """
 
+    openings: tuple[str, ...] = ()
+    """The marks before calls, which have no other use."""
+
     @abstractmethod
     def feed(self, text: str) -> MessageDelta:
         """Take more text and return everything new that is now certain."""

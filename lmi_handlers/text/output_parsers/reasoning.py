@@ -15,7 +15,6 @@ from lmi_handlers.text.output_parsers.channels import INKLING, MUSE_GLIMMER, Cha
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
 from lmi_handlers.text.output_parsers.harmony import HarmonyParser
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser
-from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
 from lmi_handlers.text.output_parsers.tool_formats import hunyuan_suffix
 
 
@@ -246,7 +245,7 @@ class ReasoningParser(MessageParser):
         self._begun = prompt.rstrip().endswith(format.begins)
         self._answers = prompt.rstrip().endswith(format.answer_begins)
         self._parser = parser
-        self._calls = parser.openings if isinstance(parser, TaggedCallParser) else ()
+        self._calls = parser.openings
         self._text = Cursor()
         self._reasoning: list[str] = []
         self._held: list[str] = []

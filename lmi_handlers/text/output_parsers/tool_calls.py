@@ -87,7 +87,6 @@ class TaggedCallParser(_ReadingParser):
         self.openings = tuple(
             tag.open for tag in (format.section, *format.tags) if tag.open and not tag.known_names_only
         )
-        """The marks before calls, which have no other use."""
         super().__init__(schemas, format.named, keyed=format.keyed)
 
     def _read(self) -> Reading[None]:
