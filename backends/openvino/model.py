@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import openvino
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation  # public only in C++
@@ -67,6 +69,7 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.Compile
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
     _select_logits(model)
+    _shape_outputs_of_attention(model)
     if properties["KV_CACHE_PRECISION"] == "bf16":
         _attend_in_bfloat16(model)
     return core.compile_model(model, "CPU", properties)
@@ -79,20 +82,61 @@ def _select_logits(model: openvino.Model) -> None:
         node = node.input_value(0).get_node()
     indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
     indices.output(0).set_names({"logit_indices"})
-    hidden = opset13.gather(node.input_value(0), indices, opset13.constant(0))  # [tokens, 1, hidden size]
-    node.input(0).replace_source_output(hidden.output(0))
+    hidden = node.input_value(0)  # [tokens, 1, hidden size]
+    users = hidden.get_target_inputs()  # the product, and what corrects it
+    selected = opset13.gather(hidden, indices, opset13.constant(0))
+    for user in users:
+        user.replace_source_output(selected.output(0))
     model.add_parameters([indices])
     model.validate_nodes_and_infer_types()
 
 
+def _shape_outputs_of_attention(model: openvino.Model) -> None:
+    """Reshape attention's output from `[tokens, size]` to `[tokens, 1, size]` by one operation, not by four.
+
+    Two of them are Transposes that undo each other, and the shape is computed in each step.
+    """
+    for attention in _attentions(model):
+        output = attention.output(0)
+        steps = list(islice(_only_users(output), len(_SHAPES_OF_ATTENTION)))
+        if [step.get_type_name() for step in steps] != _SHAPES_OF_ATTENTION:
+            continue
+        orders = [step.input_value(1).get_node() for step in steps[1:3]]
+        last = steps[-1].output(0)
+        shape = last.get_partial_shape()
+        if all(_is_constant(order, [0, 2, 1, 3]) for order in orders) and len(shape) == 3 and shape[1] == 1:
+            size = output.get_partial_shape()[1].get_length()
+            reshaped = opset13.reshape(output, opset13.constant(np.array([-1, 1, size], np.int64)), special_zero=False)
+            last.replace(reshaped.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+_SHAPES_OF_ATTENTION = ["Reshape", "Transpose", "Transpose", "Reshape"]
+
+
+def _only_users(output: openvino.Output) -> Iterator[openvino.Node]:
+    """Yield the node that uses `output`, the one that uses its result, and so on, as long as there is only one."""
+    while len(users := output.get_target_inputs()) == 1:
+        node = next(iter(users)).get_node()
+        yield node
+        output = node.output(0)
+
+
+def _is_constant(node: openvino.Node, values: list[int]) -> bool:
+    return bool(node.get_type_name() == "Constant" and node.data.tolist() == values)
+
+
 def _attend_in_bfloat16(model: openvino.Model) -> None:
     """Convert queries, keys and values, and attention's output back. OpenVINO has no option for this part alone."""
-    for node in model.get_ops():
-        if node.get_type_name() == "PagedAttentionExtension":
-            for vectors in node.inputs()[:3]:
-                vectors.replace_source_output(opset13.convert(vectors.get_source_output(), "bf16").output(0))
-            users = node.output(0).get_target_inputs()
-            converted = opset13.convert(node.output(0), "f32")
-            for user in users:
-                user.replace_source_output(converted.output(0))
+    for attention in _attentions(model):
+        for vectors in attention.inputs()[:3]:
+            vectors.replace_source_output(opset13.convert(vectors.get_source_output(), "bf16").output(0))
+        users = attention.output(0).get_target_inputs()
+        converted = opset13.convert(attention.output(0), "f32")
+        for user in users:
+            user.replace_source_output(converted.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _attentions(model: openvino.Model) -> list[openvino.Node]:
+    return [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]

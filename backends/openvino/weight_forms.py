@@ -4,18 +4,21 @@ The weights of a matrix are `scale * (quant - zero_point)`, in groups along its 
 zero points are no integers. Then a weight costs less without them: a group's weights are all off by the same amount, so
 a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
-* For products in float32, 4-bit weights lose their zero points so. The weights are the same; queries, keys and values
-  are computed by one product. Zero points that are all in the middle (`Q4_0`, `Q8_0`) are those of signed integers.
+* For products in float32, 4-bit weights get zero points in the middle so, which are those of signed integers. The
+  weights are the same.
 * For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
   product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
   integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
   fine that the zero point is next to one of its points; or the same quants with zero points rounded to integers, and
   the second product. The first has fewer operations, the second half of the memory to be read for each token.
+
+Queries, keys and values are computed by one product. For one sequence, an operation costs OpenVINO about as much as it
+takes to read 100,000 weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -26,15 +29,16 @@ from openvino import opset13
 
 from backends.openvino.model import GROUP_SIZE
 
-_SMALL = 2**20
-"""A matrix with at most this many weights is stored with 8 bits: that is faster to read than a second product to compute."""
+_SMALL = 2**23
+"""A matrix with at most this many weights is stored with 8 bits: that is faster to read than a second product to compute,
+for prompts and for several sequences. Alone, it is slower by up to 5 %."""
 
 _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
 _WORTH_MERGING = 3
-"""Products with the same inputs, such as queries, keys and values, from which on it is faster to compute them as one, with
-one second product, and to split the result."""
+"""Products with the same inputs, such as queries, keys and values, from which on it is faster to compute them as one, and
+to split the result."""
 
 
 _Sums = dict[tuple[str, int], openvino.Output]
@@ -43,28 +47,96 @@ _Sums = dict[tuple[str, int], openvino.Output]
 
 def use_integers(model: openvino.Model) -> None:
     """Change the model so that products with quantised weights can be computed with integers."""
-    sums: _Sums = {}
-    for product in _products(model):
-        if (weights := _weights(product)) is not None:
-            _with_integers(product, weights, sums)
-    model.validate_nodes_and_infer_types()
+    _change(model, _with_integers)
 
 
 def use_floats(model: openvino.Model) -> None:
     """Change the model so that products with quantised weights take less time in float32."""
+    _change(model, _with_zero_points_in_the_middle)
     _sign(model)
+
+
+def _change(model: openvino.Model, choose: Callable[[_Weights, int], _Form | None]) -> None:
+    """Store weights in the forms that `choose` returns, None for those that stay as they are.
+
+    It is given the weights, and the size of the matrix that they become a part of.
+    """
     sums: _Sums = {}
     by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
     for product in _products(model):
         by_inputs.setdefault(_name(product.input_value(0)), []).append(product)
     for products in by_inputs.values():
-        changed = [(product, weights) for product in products if (weights := _weights_to_sign(product)) is not None]
-        if len(changed) >= _WORTH_MERGING:
-            _merge(changed, sums)
+        found = [(product, weights) for product in products if (weights := _weights(product)) is not None]
+        together = sum(weights.quants.size for _, weights in found) if len(found) >= _WORTH_MERGING else 0
+        chosen = [
+            (product, weights, form)
+            for product, weights in found
+            if (form := choose(weights, together or weights.quants.size)) is not None
+        ]
+        if len(chosen) >= _WORTH_MERGING and len({form.layout for _, _, form in chosen}) == 1:
+            _merge([product for product, _, _ in chosen], [form for _, _, form in chosen], sums)
         else:
-            for product, weights in changed:
-                _replace(product, _without_zero_points(product.input_value(0), weights, sums))
+            for product, weights, form in chosen:
+                if form.weights is not weights:
+                    _redirect(product.output(0), _product(product.input_value(0), form, sums).output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _with_integers(weights: _Weights, size: int) -> _Form | None:
+    if weights.has_integer_zero_points:
+        return _Form(weights)
+    rounded = weights._replace(zero_points=np.clip(np.rint(weights.zero_points), 0, 2**weights.bits - 1))
+    offsets = rounded.zero_points - weights.zero_points
+    if np.abs(offsets).max() <= _STEP:
+        return _Form(rounded)
+    if size <= _SMALL or weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
+        return _Form(_eight_bits(weights))
+    return _Form(rounded, weights.scales * offsets)
+
+
+def _with_zero_points_in_the_middle(weights: _Weights, _size: int) -> _Form | None:
+    middle = np.full_like(weights.zero_points, 2 ** (weights.bits - 1))
+    if weights.has_integer_zero_points:
+        return _Form(weights) if (weights.zero_points == middle).all() else None
+    if weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
+        return None
+    return _Form(weights._replace(zero_points=middle), weights.scales * (middle - weights.zero_points))
+
+
+def _merge(products: list[openvino.Node], forms: list[_Form], sums: _Sums) -> None:
+    """Compute products with the same inputs as one, with what is added to each, and split the result."""
+    offsets = [form.offsets for form in forms if form.offsets is not None]
+    quants, scales, zero_points = (np.concatenate([form.weights[part] for form in forms]) for part in range(3))
+    weights = _Weights(quants, scales, zero_points, forms[0].weights.bits)
+    joined = _Form(weights, np.concatenate(offsets) if offsets else None)
+    total = _product(products[0].input_value(0), joined, sums)
+    results = [product.output(0) for product in products]
+    biases = [_bias(product) for product in products]
+    if (added := [bias for bias in biases if bias is not None]) and len(added) == len(biases):
+        total = opset13.add(total, opset13.concat([bias for _, bias in added], -1))
+        results = [result for result, _ in added]
+    rows = opset13.constant(np.array([len(form.weights.quants) for form in forms], np.int64))
+    split = opset13.variadic_split(total, opset13.constant(np.int64(-1)), rows)
+    for result, part in zip(results, split.outputs(), strict=True):
+        _redirect(result, part)
+
+
+def _bias(product: openvino.Node) -> tuple[openvino.Output, openvino.Output] | None:
+    """Return the sum of a product and a constant vector, and that vector, if the product is used for nothing else."""
+    users = [user.get_node() for user in product.output(0).get_target_inputs()]
+    if [user.get_type_name() for user in users] != ["Add"]:
+        return None
+    [other] = [value for value in users[0].input_values() if value != product.output(0)]
+    is_vector = (
+        len(other.get_partial_shape()) == 1 and other.get_partial_shape() == product.output(0).get_partial_shape()[-1:]
+    )
+    return (users[0].output(0), other) if is_vector and _constant(other.get_node()) is not None else None
+
+
+def _product(inputs: openvino.Output, form: _Form, sums: _Sums) -> openvino.Node:
+    """Return the product of `inputs` with weights in this form."""
+    product = opset13.matmul(inputs, _matrix(form.weights), False, True)
+    return product if form.offsets is None else opset13.add(product, _correction(inputs, form.offsets, sums))
 
 
 def _sign(model: openvino.Model) -> None:
@@ -73,8 +145,8 @@ def _sign(model: openvino.Model) -> None:
         if node.get_type_name() != "Subtract":
             continue
         convert = node.input_value(0).get_node()
-        quants, zero_points = (_integers(node.input_value(number).get_node()) for number in (0, 1))
-        if quants is None or zero_points is None:
+        quants, zero_points = (_constant(node.input_value(number).get_node()) for number in (0, 1))
+        if quants is None or zero_points is None or not (_is_unsigned(quants) and _is_unsigned(zero_points)):
             continue
         middle = 2 ** (quants.get_element_type().bitwidth - 1)
         if (unpack(zero_points) == middle).all():
@@ -83,53 +155,15 @@ def _sign(model: openvino.Model) -> None:
             node.output(0).replace(opset13.convert(signed, convert.get_element_type()).output(0))
 
 
-def _integers(node: openvino.Node) -> openvino.Node | None:
-    """Return the constant of unsigned integers that `node` converts, if it does that."""
+def _constant(node: openvino.Node) -> openvino.Node | None:
+    """Return the constant that `node` is, or that it converts."""
     while node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
-    is_unsigned = node.get_element_type() in (openvino.Type.u4, openvino.Type.u8)
-    return node if node.get_type_name() == "Constant" and is_unsigned else None
+    return node if node.get_type_name() == "Constant" else None
 
 
-def _with_integers(product: openvino.Node, weights: _Weights, sums: _Sums) -> None:
-    rounded = weights._replace(zero_points=np.clip(np.rint(weights.zero_points), 0, 2**weights.bits - 1))
-    offsets = rounded.zero_points - weights.zero_points
-    if np.abs(offsets).max() <= _STEP:
-        _use(product, _dequantised(rounded))
-    elif weights.quants.size <= _SMALL or weights.bits == 8 or weights.quants.shape[2] != GROUP_SIZE:
-        _use(product, _dequantised(_eight_bits(weights)))
-    else:
-        _use(product, _dequantised(rounded))
-        users = product.output(0).get_target_inputs()
-        total = opset13.add(product, _correction(product.input_value(0), weights.scales * offsets, sums))
-        _redirect(users, product.output(0), total.output(0))
-
-
-def _merge(products: list[tuple[openvino.Node, _Weights]], sums: _Sums) -> None:
-    """Compute products with the same inputs as one, and split the result."""
-    quants, scales, zero_points = (
-        np.concatenate([weights[part] for _, weights in products]) for part in range(len(_Weights._fields) - 1)
-    )
-    inputs = products[0][0].input_value(0)
-    total = _without_zero_points(inputs, _Weights(quants, scales, zero_points, bits=4), sums)
-    rows = opset13.constant(np.array([len(weights.quants) for _, weights in products], np.int64))
-    split = opset13.variadic_split(total, opset13.constant(np.int64(-1)), rows)
-    for (product, _), part in zip(products, split.outputs(), strict=True):
-        _redirect(product.output(0).get_target_inputs(), product.output(0), part)
-
-
-def _without_zero_points(inputs: openvino.Output, weights: _Weights, sums: _Sums) -> openvino.Node:
-    """Return the product of `inputs` with weights of 4 bits."""
-    signed = _pairs(weights.quants ^ np.uint8(8), openvino.Type.i4)  # quant - 8
-    groups = opset13.multiply(opset13.convert(signed, "f32"), opset13.constant(weights.scales))
-    product = opset13.matmul(inputs, _matrix(groups), False, True)
-    return opset13.add(product, _correction(inputs, weights.scales * (np.float32(8) - weights.zero_points), sums))
-
-
-def _weights_to_sign(product: openvino.Node) -> _Weights | None:
-    """Return the weights of a product if they have 4 bits, in groups of `GROUP_SIZE`, and zero points that are no integers."""
-    weights = _weights(product)
-    return weights if weights is not None and weights.bits == 4 and weights.quants.shape[2] == GROUP_SIZE else None
+def _is_unsigned(constant: openvino.Node) -> bool:
+    return constant.get_element_type() in (openvino.Type.u4, openvino.Type.u8)
 
 
 def unpack(constant: openvino.Node) -> npt.NDArray[np.uint8]:
@@ -148,9 +182,23 @@ class _Weights(NamedTuple):
     scales: npt.NDArray[np.float32]  # [rows, groups, 1]
     zero_points: npt.NDArray[np.float32]  # [rows, groups, 1]
     bits: int
+    has_integer_zero_points: bool = True
+    """They are stored as integers."""
 
     def values(self) -> npt.NDArray[np.float32]:
         return (self.quants - self.zero_points) * self.scales
+
+
+class _Form(NamedTuple):
+    """How a matrix is stored: `weights`, each of which is `offsets` less than it should be, `[rows, groups, 1]`."""
+
+    weights: _Weights
+    offsets: npt.NDArray[np.float32] | None = None
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Those with the same one can be joined."""
+        return self.weights.bits, self.weights.quants.shape[1:], self.offsets is None
 
 
 def _products(model: openvino.Model) -> list[openvino.Node]:
@@ -169,17 +217,20 @@ def _multiplies_matrix(node: openvino.Node) -> bool:
 
 
 def _weights(product: openvino.Node) -> _Weights | None:
-    """Return the second factor of a product if it is quantised with zero points that are no integers."""
+    """Return the second factor of a product if it is quantised."""
     path = list(_path(product.input_value(1).get_node()))
     if [node.get_type_name() for node in path] != ["Multiply", "Subtract", "Convert", "Constant"]:
         return None
     multiply, subtract, _, quants = path
-    parts = [multiply.input_value(1).get_node(), subtract.input_value(1).get_node()]
-    if any(node.get_type_name() != "Constant" or len(node.shape) != 3 for node in (quants, *parts)):
+    scales, zero_points = (_constant(node.input_value(1).get_node()) for node in (multiply, subtract))
+    if scales is None or zero_points is None or not _is_unsigned(quants):
         return None
-    scales, zero_points = (node.data.astype(np.float32) for node in parts)
-    bits = 4 if quants.get_element_type() == openvino.Type.u4 else 8
-    return _Weights(unpack(quants), scales, zero_points, bits)
+    if len(quants.shape) != 3 or any(tuple(part.shape) != (*quants.shape[:2], 1) for part in (scales, zero_points)):
+        return None
+    has_integers = _is_unsigned(zero_points)
+    zeros = (unpack(zero_points) if has_integers else zero_points.data).astype(np.float32)
+    bits = quants.get_element_type().bitwidth
+    return _Weights(unpack(quants), scales.data.astype(np.float32), zeros, bits, has_integers)
 
 
 def _path(node: openvino.Node) -> Iterator[openvino.Node]:
@@ -192,24 +243,18 @@ def _path(node: openvino.Node) -> Iterator[openvino.Node]:
     yield node
 
 
-def _use(product: openvino.Node, weights: openvino.Node) -> None:
-    product.input(1).replace_source_output(_matrix(weights).output(0))
+def _matrix(weights: _Weights) -> openvino.Node:
+    rows, groups, size = weights.quants.shape
+    quants, zeros = (_stored(part.astype(np.uint8), weights.bits) for part in (weights.quants, weights.zero_points))
+    differences = opset13.subtract(opset13.convert(quants, "f32"), opset13.convert(zeros, "f32"))
+    values = opset13.multiply(differences, opset13.constant(weights.scales.astype(np.float32)))
+    return opset13.reshape(values, opset13.constant(np.array([rows, groups * size], np.int64)), special_zero=False)
 
 
-def _matrix(weights: openvino.Node) -> openvino.Node:
-    """Return weights in groups, `[rows, groups, group size]`, as a matrix."""
-    rows, groups, size = weights.shape
-    return opset13.reshape(weights, opset13.constant(np.array([rows, groups * size], np.int64)), special_zero=False)
-
-
-def _replace(product: openvino.Node, other: openvino.Node) -> None:
-    _redirect(product.output(0).get_target_inputs(), product.output(0), other.output(0))
-
-
-def _redirect(users: Iterable[openvino.Input], old: openvino.Output, new: openvino.Output) -> None:
+def _redirect(old: openvino.Output, new: openvino.Output) -> None:
     new.set_names(old.get_names())
     old.set_names(set())
-    for user in users:
+    for user in old.get_target_inputs():
         user.replace_source_output(new)
 
 
@@ -280,13 +325,7 @@ def _rounded(values: npt.NDArray[np.float32]) -> _Weights:
     return _Weights(quants.astype(np.uint8), scales, zero_points, bits=8)
 
 
-def _dequantised(weights: _Weights) -> openvino.Node:
-    stored, zeros = (_constant(part.astype(np.uint8), weights.bits) for part in (weights.quants, weights.zero_points))
-    differences = opset13.subtract(opset13.convert(stored, "f32"), opset13.convert(zeros, "f32"))
-    return opset13.multiply(differences, opset13.constant(weights.scales.astype(np.float32)))
-
-
-def _constant(values: npt.NDArray[np.uint8], bits: int) -> openvino.Node:
+def _stored(values: npt.NDArray[np.uint8], bits: int) -> openvino.Node:
     return opset13.constant(values) if bits == 8 else _pairs(values, openvino.Type.u4)
 
 

@@ -29,6 +29,7 @@ from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, change_model, compile_model
 from backends.openvino.precision import choose_precision
+from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner
 from backends.openvino.weight_forms import use_floats, use_integers
 from backends.paged.sequence import Sequence, SequenceChunk
@@ -118,12 +119,12 @@ def test_every_type(default_model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """With 8 bits, and with a correction."""
     exact = converted(default_model, tmp_path, kind)
     expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
-    for small in (2**20, 0):
+    for small in (2**23, 0):
         monkeypatch.setattr(weight_forms, "_SMALL", small)
         prepared = prepare(exact, tmp_path / f"integer-{small}")
         assert sorted(file.name for file in prepared.iterdir()) == ["openvino_model.bin", MODEL_NAME]
         types = zero_points(prepared / MODEL_NAME)
-        assert len(types) == 15, "all matrices of two layers and the vocabulary's"
+        assert len(types) == 11, "all matrices of two layers, queries, keys and values as one, and the vocabulary's"
         assert {*types} <= {"u4", "u8"}
         # The form itself loses little, and rounding the inputs not much more. Random weights of K types amplify both.
         assert distance(computed(prepared / MODEL_NAME, EXACT, PROMPT), expected) < 0.02
@@ -134,11 +135,11 @@ def test_every_type(default_model: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
-        # The last one is the vocabulary's. Queries, keys and values are computed by one product where that has a second.
+        # The last one is the vocabulary's. Queries, keys and values are computed by one product.
         (Q.Q4_1, {"u4 - f32": 14, "u8 - u8": 1}, {"i4": 10, "i8": 1}),
         (Q.Q4_K, {"u4 - f32": 14, "u8 - u8": 1}, {"i4": 10, "i8": 1}),
-        (Q.Q4_0, {"u4 - u4": 14, "u8 - u8": 1}, {"i4": 14, "i8": 1}),
-        (Q.Q8_0, {"u8 - u8": 15}, {"i8": 15}),
+        (Q.Q4_0, {"u4 - u4": 14, "u8 - u8": 1}, {"i4": 10, "i8": 1}),
+        (Q.Q8_0, {"u8 - u8": 15}, {"i8": 11}),
     ],
     ids=["Q4_1", "Q4_K", "Q4_0", "Q8_0"],
 )
@@ -153,6 +154,56 @@ def test_floats_take_no_zero_points(
     assert sorted(file.name for file in changed.iterdir()) == ["openvino_model.bin", MODEL_NAME]
     assert (forms(exact / MODEL_NAME), forms(changed / MODEL_NAME)) == (before, after)
     assert distance(computed(changed / MODEL_NAME, EXACT, PROMPT), expected) < 1e-5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("small", [2**23, 0])
+def test_a_correction_of_the_vocabulary_projection(
+    default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """Its logits are computed for some of the tokens only, and so is what corrects them."""
+    write_mixed_gguf(default_model, tmp_path / "model.gguf", 1, lambda name: Q.Q4_1, vocab_size=8000)
+    (exact := tmp_path / "exact").mkdir()
+    convert_gguf(tmp_path / "model.gguf", exact, lambda phase: None)
+    expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
+    monkeypatch.setattr(weight_forms, "_SMALL", small)
+    for use in (use_integers, use_floats):
+        shutil.copytree(exact, changed := tmp_path / use.__name__)
+        change_model(changed / MODEL_NAME, [use])
+        again = functools.partial(compile_model, changed / MODEL_NAME, EXACT)
+        runner = OpenVinoRunner(again(), 64, again)
+        sequence = Sequence("a", PROMPT, len(PROMPT))
+        sequence.blocks = list(range(-(-len(PROMPT) // runner.block_size)))
+        logits = runner.forward([SequenceChunk(sequence, 0, PROMPT, 2)])
+        assert distance(logits, expected[-2:]) < 0.02
+
+
+@pytest.mark.parametrize("use", [use_integers, use_floats], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_products_with_biases(tmp_path: Path, use: Any, method: str) -> None:
+    """Qwen's queries, keys and values, which have some, are computed by one product with one bias."""
+    file = make_gguf(tmp_path / "half.gguf", "qwen2", matrices=np.float16)
+    quantised = functools.partial(quantize, method=method)
+    for name, changes in {"exact": [quantised], "changed": [quantised, use]}.items():
+        (tmp_path / name).mkdir()
+        convert_gguf(file, tmp_path / name, lambda phase: None, changes)
+    types = {
+        name: Counter(
+            node.get_type_name() for node in openvino.Core().read_model(tmp_path / name / MODEL_NAME).get_ops()
+        )
+        for name in ("exact", "changed")
+    }
+    # In float32, weights of 8 bits with zero points that are no integers stay as they are.
+    merged = (use, method) != (use_floats, "int8")
+    assert types["changed"]["VariadicSplit"] == (1 if merged else 0)
+    if merged and use is use_integers:
+        assert types["changed"]["MatMul"] == types["exact"]["MatMul"] - 2
+        assert types["changed"]["Add"] == types["exact"]["Add"] - 2
+    tokens = [3 + number * number % 9 for number in range(30)]
+    expected = computed(tmp_path / "exact" / MODEL_NAME, EXACT, tokens)
+    # Random weights amplify what is lost with zero points that are integers.
+    most = 1e-5 if use is use_floats else 0.1
+    assert distance(computed(tmp_path / "changed" / MODEL_NAME, EXACT, tokens), expected) < most
 
 
 def test_eight_bits_hold_weights_of_four() -> None:
@@ -178,24 +229,32 @@ def test_eight_bits_hold_weights_of_four() -> None:
 
 @pytest.mark.model
 @pytest.mark.long
-def test_loss_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
-    """The loss is as documented, at most 0.01 nats per token, with attention in float32 and in bfloat16."""
+def test_divergence_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
+    """Integers change little, with attention in float32 and in bfloat16.
+
+    On so short a text, chance changes the loss by a few thousandths from processor to processor, and the divergence by
+    much less.
+    """
     cache_dir = default_cache_dir(os.environ)
     checkpoint = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
-    tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode((DATA / "alice.txt").read_text()).ids[:400]
+    tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode((DATA / "alice.txt").read_text()).ids
     (exact := tmp_path / "exact").mkdir()
     convert_gguf(default_model, exact, lambda phase: None)
 
-    def loss(folder: Path, properties: dict[str, str]) -> float:
+    def log_probabilities(folder: Path, properties: dict[str, str]) -> npt.NDArray[np.float64]:
         logits = computed(folder / MODEL_NAME, properties, tokens)[:-1].astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
-        return float(np.mean(np.log(np.exp(logits).sum(axis=-1)) - logits[range(len(logits)), tokens[1:]]))
+        normalised: npt.NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return normalised
 
-    expected = loss(exact, EXACT)
+    expected = log_probabilities(exact, EXACT)
     prepared = prepare(exact, tmp_path / "integer")
-    assert abs(loss(prepared, INTEGER) - expected) < 0.01
-    if precision.multiplies_bfloat16():
-        assert abs(loss(prepared, INTEGER_AND_BFLOAT16) - expected) < 0.01
+    for properties in (INTEGER, *([INTEGER_AND_BFLOAT16] if precision.multiplies_bfloat16() else [])):
+        found = log_probabilities(prepared, properties)
+        divergence = np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1))
+        loss = np.mean((expected - found)[range(len(found)), tokens[1:]])
+        assert divergence < 0.006
+        assert abs(loss) < 0.02
 
 
 def header(kind: str) -> GgufHeader:
@@ -356,6 +415,6 @@ def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
     backend.close()
     assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    form = "centred" if chosen == "float32" else "integer"
+    form = "floats" if chosen == "float32" else "integers"
     [ir] = folder.glob(f"openvino-*-int8-{form}/")
-    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integer" else set())
+    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integers" else set())
