@@ -52,7 +52,8 @@ def responses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = serve(tmp_path_factory.mktemp("formatters") / "m", {"model.py": IDENTITY})
+    pace = "option.echo_tokens_per_second=50\n"
+    server = serve(tmp_path_factory.mktemp("formatters") / "m", {"model.py": IDENTITY}, pace)
     yield server.wait_ready()
     server.stop()
 

@@ -48,7 +48,7 @@ class Neighbours:
             time.sleep(0.01)
         if self._broken:
             self._stop()
-        assert not self._broken
+        assert not self._broken, self._broken
         self._slowest_ping = self._longest_pause = 0.0
         return self
 
@@ -57,7 +57,7 @@ class Neighbours:
         if kind is None:
             self.grown_mib = self._peak_mib() - self._memory
             max_delay = MAX_DELAY + LATENESS * self._lateness
-            assert not self._broken
+            assert not self._broken, self._broken
             assert self._slowest_ping < max_delay
             assert self._longest_pause < max_delay
 

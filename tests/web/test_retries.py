@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -41,6 +42,15 @@ def counted(server: Server, name: str) -> int:
     return int(float(re.findall(rf"^{name}(?:{{.*}})? (.*)$", page, re.MULTILINE)[0]))
 
 
+def settled(server: Server, name: str) -> int:
+    """The counter's value once the answers of earlier tests, which may be counted half a second later, are all in it."""
+    values = [-1, counted(server, name)]
+    while values[-1] != values[-2]:
+        time.sleep(1)
+        values.append(counted(server, name))
+    return values[-1]
+
+
 def body(text: str, tokens: int = RATE * SECONDS) -> dict[str, Any]:
     return {"inputs": text, "parameters": {"max_new_tokens": tokens, "ignore_eos": True}}
 
@@ -54,7 +64,8 @@ def test_boto3_that_gives_up_and_tries_again_costs_one_generation(server: Server
     def note(request: Any, **_: object) -> None:
         sent.append(request.headers["X-Amzn-SageMaker-Inference-Id"])
 
-    tokens, joined = counted(server, "vllm:generation_tokens_total"), counted(server, "lmi_joined_requests_total")
+    tokens = settled(server, "vllm:generation_tokens_total")
+    joined = counted(server, "lmi_joined_requests_total")
     ended = counted(server, "tgi_request_count")
     with closing(runtime_client(server.url, config=Config(read_timeout=2))) as runtime:
         runtime.meta.events.register("before-parameter-build.sagemaker-runtime", identify)
@@ -95,7 +106,8 @@ def test_stream_that_broke_is_told_from_its_beginning(server: Server) -> None:
 
 
 def test_request_without_an_identity_joins_nothing(server: Server) -> None:
-    joined, tokens = counted(server, "lmi_joined_requests_total"), counted(server, "vllm:generation_tokens_total")
+    tokens = settled(server, "vllm:generation_tokens_total")
+    joined = counted(server, "lmi_joined_requests_total")
     for _ in range(2):
         assert server.invoke(body("q", 2), headers={"x-request-id": "the same"}).ok
     for number in range(2):
