@@ -572,14 +572,17 @@ def test_allowed_token_ids(tiny: Smol, engine: Backend) -> None:
     assert generated <= {*allowed, *tiny.tokenizer.eos_token_ids}
 
 
-def test_typical_p(tiny: Smol, engine: Backend) -> None:
-    """Such a small mass leaves one token per position. All seeds give the same text, unlike without it."""
+def test_typical_p(smol: Smol, plain: Backend) -> None:
+    """Such a small mass leaves one token per position. All seeds give the same text, unlike without it.
+
+    The random model has so many tokens near the entropy that rounding, which differs between rows, decides.
+    """
 
     def texts(**params: Any) -> set[str]:
         wanted = {"temperature": 1.0, "max_tokens": 8, **params}
-        ids = [tiny.add(engine, PROMPTS[1], seed=seed, **wanted) for seed in range(3)]
-        outputs = tiny.outputs(engine, *ids)
-        return {tiny.decode(outputs[request_id]) for request_id in ids}
+        ids = [smol.add(plain, PROMPTS[1], seed=seed, **wanted) for seed in range(3)]
+        outputs = smol.outputs(plain, *ids)
+        return {smol.decode(outputs[request_id]) for request_id in ids}
 
     assert (len(texts(typical_p=1e-6)), len(texts())) == (1, 3)
 
