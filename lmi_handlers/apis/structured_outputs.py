@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from lmi_handlers.apis.parameters import Affects
-from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest, aliased
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
 CONSTRAINT = Affects("structured_outputs")
@@ -25,6 +25,11 @@ class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no field is set."""
+        return msgspec.structs.replace(self, json_object=self.json_object or None) == StructuredOutputsBody()
 
     def structured_outputs(self) -> StructuredOutputs:
         """Translate. Raises `InvalidRequest` unless exactly one field is set."""
@@ -62,7 +67,7 @@ class Constrained(Protocol):
 
 
 def constraint_of(body: Constrained) -> StructuredOutputs | None:
-    """Merge both forms. Returns None if neither is used. Raises `InvalidRequest`."""
+    """Merge both forms. Returns None if neither is used. Raises `InvalidRequest` with the client's name for the field."""
     asked = body.structured_outputs or StructuredOutputsBody()
     older = {
         "json": body.guided_json,
@@ -71,9 +76,15 @@ def constraint_of(body: Constrained) -> StructuredOutputs | None:
         "grammar": body.guided_grammar,
     }
     given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
-    if not given and body.structured_outputs is None:
+    fields = [f"guided_{name}" for name in given]
+    if body.structured_outputs is not None and not (fields and asked.is_empty):
+        fields.append("structured_outputs")
+    if not fields:
         return None
-    return msgspec.structs.replace(asked, **given).structured_outputs()
+    if len(fields) > 1:
+        raise InvalidRequest(f"cannot be combined with {fields[1]}", field=fields[0])
+    with aliased(lambda _: fields[0]):
+        return msgspec.structs.replace(asked, **given).structured_outputs()
 
 
 # TGI's grammars, which are accepted in OpenAI's `response_format` too

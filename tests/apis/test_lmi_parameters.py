@@ -38,6 +38,7 @@ def parse(
         ({"guided_json": '{"type": "null"}'}, StructuredOutputs(json='{"type": "null"}')),
         ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
         ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, StructuredOutputs(regex="a")),
+        ({"structured_outputs": {"json_object": False}, "guided_regex": "b"}, StructuredOutputs(regex="b")),
     ],
 )
 def test_structured_outputs(parameters: dict[str, Any], wanted: StructuredOutputs | None) -> None:

@@ -122,7 +122,7 @@ SAID_ELSEWHERE = {
     "token ids must be from 0 to": "the model's",
     "maximum context length": "the model's",
     "task: must be .+ with this model": "the model's",
-    "cannot be combined with (tools|response_format)": "between fields",
+    r"cannot be combined with (tools|structured_outputs|guided_\w+)": "between fields",
     "needs `functions`": "between fields",
     "the body must have text_1 and text_2": "between fields",
     "must have one text, or as many as": "between fields",

@@ -13,7 +13,7 @@ import msgspec
 
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import Function, FunctionName, Tool, ToolChoice, check_tools, chosen_tool
-from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
+from lmi_handlers.apis.parameters import Affects, Param, client_field, fields_of, sampling_params
 from lmi_handlers.apis.structured_outputs import (
     CONSTRAINT,
     JsonGrammar,
@@ -139,10 +139,14 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     def constraint(self) -> StructuredOutputs | None:
         """Return the structured output that is asked for, if any. Raises `InvalidRequest`."""
         asked = None if self.response_format is None else self.response_format.structured_outputs()
-        with aliased(self.alias):
-            vllms = constraint_of(self)
+        vllms = constraint_of(self)
         if asked is not None and vllms is not None:
-            raise InvalidRequest("cannot be combined with response_format", field="structured_outputs")
+            other = next(
+                field
+                for field in fields_of(type(self), "structured_outputs")
+                if field != "response_format" and getattr(self, field) is not None
+            )
+            raise InvalidRequest(f"cannot be combined with {other}", field="response_format")
         return vllms if asked is None else asked
 
     @property
