@@ -92,7 +92,7 @@ def _result(future: Future[Result] | None) -> Result | None:
 
 
 def refusal(request_id: str, error: RequestError) -> TokenOutput:
-    """Return the only output of a sequence that cannot start."""
+    """Return the last output of a sequence that cannot start, or cannot go on."""
     return TokenOutput(
         request_id=request_id,
         token_ids=[],

@@ -28,13 +28,13 @@ from backends.paged.sequence import Sequence, SequenceChunk
 from backends.paged.step_budget import StepBudget
 from backends.sampling.bad_words import BadWords
 from backends.sampling.made_once import MadeOnce
-from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
+from backends.sampling.sampler import Sampled, SamplerState, sample_drafts
 from backends.sampling.thinking import ThinkingCap
 from backends.waiting_sequences import Prepared, WaitingSequences, refusal
 from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core.capabilities import Capabilities, check_continued_length, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
-from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.errors import ConfigError, InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -485,12 +485,15 @@ class PagedBackend(Backend):
         self._runner.release(sequence)
         self._scheduler.remove(sequence)
 
-    def _fail(self, generation: RunningSequence, error: str) -> TokenOutput:
-        generation.sequence.failed = error == NOT_FINITE
-        if generation.sequence.failed and self._prefixes is not None:
-            self._prefixes.forget(generation.sequence.digests)
+    def _fail(self, generation: RunningSequence, error: RequestError) -> TokenOutput:
         self._end(generation)
-        return generation.failure(error)
+        return refusal(generation.sequence.request_id, error)
+
+    def _distrust(self, sequence: Sequence) -> None:
+        """Share nothing of what the model has computed for a sequence."""
+        sequence.failed = True
+        if self._prefixes is not None:
+            self._prefixes.forget(sequence.digests)
 
     def _fail_largest(self, chunks: list[SequenceChunk], error: MemoryError) -> TokenOutput:
         """Fail the sequence that needs most of this step's memory. The others are computed in the next step."""
@@ -500,7 +503,9 @@ class PagedBackend(Backend):
         )
         return self._fail(
             self._generations[largest.request_id],
-            f"out of memory while computing {len(largest.token_ids)} tokens beside {len(chunks) - 1} other sequences",
+            RequestFailed(
+                f"out of memory while computing {len(largest.token_ids)} tokens beside {len(chunks) - 1} other sequences"
+            ),
         )
 
     # Tokens
@@ -537,6 +542,8 @@ class PagedBackend(Backend):
         appended: list[Sampled] = []
         for choice in choices:
             if choice.error is not None:
+                if isinstance(choice.error, RequestFailed):
+                    self._distrust(generation.sequence)
                 return self._fail(generation, choice.error)
             generation.sequence.append(choice.token_id)
             appended.append(choice)

@@ -105,9 +105,3 @@ class RunningSequence:
             num_prompt_tokens=self.sequence.prompt_len if first and self._has_images else None,
             num_cached_tokens=self.sequence.num_cached_tokens if first else None,
         )
-
-    def failure(self, error: str) -> TokenOutput:
-        """Return the message that only this sequence has failed."""
-        return TokenOutput(
-            request_id=self.sequence.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error
-        )

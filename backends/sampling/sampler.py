@@ -22,6 +22,7 @@ from backends.sampling.arrays import Array, column, logsumexp, softmax, topk
 from backends.sampling.made_once import MadeOnce
 from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
 from backends.sampling.thinking import ThinkingCap
+from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.core.sampling_params import SamplingParams
 
 # A lower temperature only overflows. The distribution has only its most likely token left.
@@ -29,9 +30,6 @@ MIN_TEMPERATURE = 1e-5
 
 _WEAKEST_PENALTY, _STRONGEST_PENALTY = 1e-20, 1e20
 """Bounds of `repetition_penalty` that leave finite logits finite. The choice is the same beyond them."""
-
-NOT_FINITE = "the model gave logits that are not finite numbers"
-"""The only error of a row that is the model's fault, not the request's."""
 
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
@@ -125,12 +123,19 @@ class SamplerState:
             or self._repeats
             or self._counts
             or self.params.logit_bias
-            or self.params.allowed_token_ids is not None
+            or self._forced is not None
+            or self._forbids
+        )
+
+    @property
+    def _forbids(self) -> bool:
+        """True if `edit_logits` may forbid tokens."""
+        return bool(
+            self.params.allowed_token_ids is not None
             or self._holds_back
             or self._bad_tokens
             or self._bad_words
             or self.grammar is not None
-            or self._forced is not None
         )
 
     @property
@@ -226,13 +231,16 @@ class SamplerState:
             held_back = xp.asarray(known, device=where)
         return _Fixed(bias, forbidden, held_back)
 
-    def error(self, best: float) -> str | None:
-        """Return why a row has no next token, or None if it has one. `best` is its greatest logit after the edits."""
+    def error(self, best: float) -> RequestError | None:
+        """Return why a row has no next token, or None if it has one. `best` is its greatest logit after the edits.
+
+        A `RequestFailed` is the model's fault, everything else the request's.
+        """
         if self.grammar is not None and (error := self.grammar.error) is not None:
-            return f"structured_outputs: the grammar cannot go on: {error}"
-        if best == -math.inf and self.edits_logits:
-            return "no token is left that the request's parameters allow"
-        return None if math.isfinite(best) else NOT_FINITE
+            return InvalidRequest(f"the grammar cannot go on: {error}", field="structured_outputs")
+        if best == -math.inf and self._forbids:
+            return InvalidRequest("no token is left that the request's parameters allow")
+        return None if math.isfinite(best) else RequestFailed("the model gave logits that are not finite numbers")
 
     @property
     def ended(self) -> bool:
@@ -286,7 +294,7 @@ class Sampled(NamedTuple):
     token_id: int
     logprob: float | None = None
     top: list[tuple[int, float]] | None = None
-    error: str | None = None
+    error: RequestError | None = None
 
 
 def sample(logits: Array, states: list[SamplerState]) -> list[Sampled]:

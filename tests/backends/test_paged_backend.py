@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from facts import raises
+from facts import raises, says
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from paged_runner import StoredTokensBackend, StoredTokensRunner
@@ -296,7 +296,9 @@ def test_a_request_that_allows_no_token_takes_no_prefix_from_others() -> None:
     prompt = list(range(3, 36))
     run(backend, [request("first", prompt, max_tokens=1)])
     impossible = request("impossible", prompt, max_tokens=5, min_tokens=5, allowed_token_ids=(EOS,))
-    assert "no token is left" in (run(backend, [impossible])["impossible"][-1].error or "")
+    last = run(backend, [impossible])["impossible"][-1]
+    assert says(last.error, "no token is left")
+    assert last.invalid_request
     assert run(backend, [request("second", prompt, max_tokens=1)])["second"][0].num_cached_tokens == 32
 
 

@@ -28,6 +28,7 @@ from transformers import (
 from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
 from backends.sampling.arrays import topk
 from backends.sampling.sampler import Sampled, SamplerState, Watermark, logprobs_and_best, sample, sample_drafts
+from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
@@ -545,4 +546,21 @@ def test_draft_ends_at_the_first_unusable_row(convert: Convert, params: Sampling
     logits[2, 7] = math.inf
     (sampled,) = sample_drafts(convert(logits), [make_state(params)], [[7, 7, 7]])
     assert [choice.token_id for choice in sampled] == [7, 7, -1]
-    assert says(sampled[-1].error, "gave logits not finite")
+    assert isinstance(sampled[-1].error, RequestFailed)
+    assert says(str(sampled[-1].error), "gave logits not finite")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"allowed_token_ids": (7,)}, InvalidRequest),
+        ({"allowed_token_ids": (7,), "temperature": 0}, InvalidRequest),
+        ({"logit_bias": {7: 1.0}, "repetition_penalty": 1.5}, RequestFailed),  # forbids nothing
+    ],
+)
+def test_it_is_the_requests_fault_if_its_parameters_leave_no_token(
+    convert: Convert, fields: dict[str, Any], kind: type[RequestError]
+) -> None:
+    logits = torch.full((1, VOCAB_SIZE), -math.inf)
+    [sampled] = sample(convert(logits), [make_state(SamplingParams(**fields))])
+    assert isinstance(sampled.error, kind)
