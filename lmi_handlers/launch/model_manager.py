@@ -28,9 +28,10 @@ def plan(entry: RegisteredModel, runtime_dir: Path) -> Plan:
     configuration = examine_configuration(environ, {"option.model_name": entry.name} | entry.options)
     if configuration.is_default_model and not configuration.loaded.mistakes:
         raise ConfigError(f"{entry.directory} holds no model, and option.model_id is not set")
-    for warning in warnings(configuration):
-        tell("warning", f"model {entry.name}: {warning}")
+    found = tuple(f"model {entry.name}: {warning}" for warning in warnings(configuration))
     if causes := mistakes(configuration, environ):
+        for warning in found:
+            tell("warning", warning)
         raise ConfigError("; ".join(causes))
     engine = configuration.engine_settings(str(runtime_dir), time.monotonic(), model=entry.name)
     return Plan(
@@ -38,6 +39,7 @@ def plan(entry: RegisteredModel, runtime_dir: Path) -> Plan:
         encode_configuration(configuration),
         needed_memory(configuration.properties, engine),
         lambda: free_for(configuration.backend),
+        found,
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, NoRoomYet
 from lmi_handlers.core.files import write_whole
+from lmi_handlers.core.log import tell
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.models.command_socket import answer
 from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
@@ -50,13 +51,14 @@ logger = logging.getLogger(__name__)
 class Plan(msgspec.Struct, frozen=True):
     """A plan for loading a model. It takes about `memory` bytes, of which `free()` are free; None if unknown.
 
-    `configuration` is what web workers read from its `configuration_file`.
+    `configuration` is what web workers read from its `configuration_file`. `warnings` are for the operator.
     """
 
     engine: EngineSettings
     configuration: bytes
     memory: int
     free: Callable[[], int | None]
+    warnings: tuple[str, ...]
 
 
 Planner = Callable[[RegisteredModel, Path], Plan]
@@ -305,6 +307,8 @@ class Manager:
         Raises the error that prevents that. Then `_end` drops what there is.
         """
         self._room.take(slot, plan.memory, plan.free)
+        for warning in plan.warnings:  # not before: a model that waits for room is tried twice a second
+            tell("warning", warning)
         slot.processes = ModelProcesses(plan.engine, lambda failed: self._failed(slot, failed))
         slot.idle_timeout = plan.engine.properties.idle_timeout
         runtime_dir = Path(plan.engine.runtime_dir)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from facts import says, tell
 from waiting import wait_until
 
 from lmi_handlers.config.store_settings import StoreSettings
@@ -23,6 +24,7 @@ from lmi_handlers.models.processes import ModelProcesses
 from lmi_handlers.models.registry import Models, ModelState, RegisteredModel, read_models
 from lmi_handlers.models.room import Room
 from lmi_handlers.models.settings import ManagerSettings
+from lmi_handlers.models.slots import Slot
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
@@ -210,35 +212,59 @@ def test_a_model_that_could_not_be_woken_sleeps_on(bench: Bench, monkeypatch: py
     wait_until(lambda: bench.state("a") is ModelState.READY)
 
 
-def test_a_model_that_waits_for_room_is_unpacked_once(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is tried again twice a second, and each try kept another file open until none was left."""
+def refuse_room(*_arguments: object) -> None:
+    raise NoRoomYet("1 models are loaded and in use")
+
+
+def locks(folder: Path) -> int:
+    """Files in a cache that this process keeps open. What they lock cannot be deleted."""
+    files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(file.is_relative_to(folder) for file in files)
+
+
+@pytest.fixture
+def archived(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, Path]:
+    """A model from an archive that is served from the start, and the cache for it."""
     monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
     with tarfile.open(bench.store / "c.tar.gz", "w:gz") as archive:
         archive.add(bench.store / "a" / "serving.properties", "serving.properties")
-    slots = bench.manager._slots.begin([RegisteredModel(name="c", url="c.tar.gz", at_start=True)])
+    [slot] = bench.manager._slots.begin([RegisteredModel(name="c", url="c.tar.gz", at_start=True)])
+    return slot, tmp_path / "cache"
 
-    def refuse(*_arguments: object) -> None:
-        raise NoRoomYet("1 models are loaded and in use")
 
-    def held() -> int:
-        """Locks on the cache that this process has."""
-        files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return sum(file.is_relative_to(tmp_path / "cache") for file in files)
-
+def test_a_model_that_waits_for_room_is_unpacked_once(
+    bench: Bench, archived: tuple[Slot, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again twice a second, and each try kept another file open until none was left."""
+    slot, cache = archived
     with monkeypatch.context() as patch:
-        patch.setattr(Room, "take", refuse)
-        bench.manager._load_first(slots)
+        patch.setattr(Room, "take", refuse_room)
+        bench.manager._load_first([slot])
         for _ in range(3):
             with pytest.raises(NoRoomYet):
                 bench.manager.wake("c")
         assert bench.state("c") is ModelState.SLEEPING
-        assert held() == 1
+        assert locks(cache) == 1
     bench.manager.wake("c")
     wait_until(lambda: bench.state("c") is ModelState.READY)
     bench.manager.unload("c")
-    assert held() == 0
+    assert locks(cache) == 0
+
+
+def test_a_model_that_waits_for_room_warns_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.add("a", ECHO + "option.max_rolling_batch_sizes=4\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Room, "take", refuse_room)
+        bench.manager._load_first(bench.manager._slots.begin([RegisteredModel(name="a", url="a", at_start=True)]))
+        for _ in range(3):
+            with pytest.raises(NoRoomYet):
+                bench.manager.wake("a")
+    bench.manager.wake("a")
+    wait_until(lambda: bench.state("a") is ModelState.READY)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if says(line, "max_rolling_batch_sizes")]
+    assert tell(warnings, ["warning model a max_rolling_batch_sizes"])
 
 
 def test_an_engine_that_cannot_be_started_ends_the_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
