@@ -209,7 +209,8 @@ class Manager:
         try:
             self._load(slot)
         except NoRoomYet as error:
-            self._slots.change(slot, ModelState.SLEEPING, cause=str(error))
+            if not self._slots.change(slot, ModelState.SLEEPING, cause=str(error)):
+                slot.files.close()  # it has been unloaded
         except Exception as error:  # noqa: BLE001  the models after it are loaded anyway
             self._fail(slot, error)
 

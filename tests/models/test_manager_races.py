@@ -251,6 +251,21 @@ def test_a_model_that_waits_for_room_is_unpacked_once(
     assert locks(cache) == 0
 
 
+def test_a_model_that_was_unloaded_before_it_met_no_room_keeps_no_files(
+    bench: Bench, archived: tuple[Slot, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, cache = archived
+
+    def unload_and_refuse(*_arguments: object) -> None:
+        assert locks(cache) == 1
+        bench.manager.unload("c")
+        refuse_room()
+
+    monkeypatch.setattr(Room, "take", unload_and_refuse)
+    bench.manager._load_first([slot])
+    assert (bench.models, locks(cache)) == ({}, 0)
+
+
 def test_a_model_that_waits_for_room_warns_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
