@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-[0-9a-z]{1,64})?",
 _EXPIRES = ".expires"
 _SWEEP_INTERVAL = 1.0
 _MAX_SWEPT = 200
+_BEGINS = 60.0
+"""Seconds in which a session is made, or its process has died."""
 
 
 class UnknownSession(InvalidRequest):
@@ -92,14 +93,14 @@ class SessionStore:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()
             expires = time.time() + self._expiration
-            # The dot tells others that it has not begun yet: they would take it for one that has expired.
-            unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))
+            path = self._directory / f"{uuid.uuid4()}{self._suffix}"
+            path.mkdir(mode=0o700)
             try:
-                (unnamed / _EXPIRES).write_text(repr(expires))
-                return StoredSession(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
+                write_whole(path / _EXPIRES, repr(expires).encode())
             except BaseException:
-                shutil.rmtree(unnamed, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
                 raise
+            return StoredSession(path, expires)
 
     def open(self, session_id: str) -> StoredSession:
         """Return a session that has begun. Raises `UnknownSession`."""
@@ -123,7 +124,7 @@ class SessionStore:
         if left >= self._limit or now - self._swept >= _SWEEP_INTERVAL:
             self._swept = now
             for path in random.sample(paths, min(left, _MAX_SWEPT)):  # a few at a time, because requests wait for it
-                if _expires(path) <= time.time():
+                if (_expires(path) or _begun(path) + _BEGINS) <= time.time():
                     shutil.rmtree(path, ignore_errors=True)
                     left -= 1
         if left >= self._limit:
@@ -143,10 +144,18 @@ def _room() -> Iterator[None]:
 
 
 def _expires(path: Path) -> float:
-    """Return when a session expires: at once if it is not there, or was never finished."""
+    """Return when a session expires, or 0.0 if it is not there, or was not finished."""
     try:
         return float((path / _EXPIRES).read_text())
     except (OSError, ValueError):
+        return 0.0
+
+
+def _begun(path: Path) -> float:
+    """Return when a session was last written to that has no time to expire, or 0.0 if it has just been deleted."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
         return 0.0
 
 

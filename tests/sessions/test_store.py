@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -63,6 +64,27 @@ def test_a_session_ends_with_its_time(tmp_path: Path) -> None:
         store.open(session.session_id)
     fresh = new_store(tmp_path, expiration=60).create()
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [fresh.session_id], "the expired one is deleted"
+
+
+def test_what_a_process_left_that_died_while_it_made_a_session_is_deleted(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from lmi_handlers.sessions import store
+
+store.write_whole = lambda path, data: os._exit(0)
+store.SessionStore(Path(sys.argv[1]), expiration=60, limit=10).create()
+"""
+    folder = tmp_path / "sessions"
+    subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120, check=True)
+    [left] = folder.iterdir()
+    first = new_store(tmp_path).create()
+    assert left.exists(), "another process may be making it"
+    with pytest.raises(UnknownSession):
+        new_store(tmp_path).open(left.name)
+    os.utime(left, (0, time.time() - 100))
+    second = new_store(tmp_path).create()
+    assert {path.name for path in folder.iterdir()} == {first.session_id, second.session_id}
 
 
 def test_the_limit_counts_the_sessions_of_all_processes(tmp_path: Path) -> None:
