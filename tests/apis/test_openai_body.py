@@ -236,6 +236,13 @@ def test_required_call_is_constrained_to_the_tools() -> None:
     ]
 
 
+@pytest.mark.parametrize("message", [{"role": "tool", "tool_call_id": "c1"}, {"role": "function", "name": "f"}])
+def test_texts_of_a_tools_result_are_on_lines_of_their_own(message: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": text} for text in ("4", "2", "")]
+    chat = prompt_of(parse({"messages": [USER, message | {"content": content}]}))
+    assert chat.messages[1]["content"] == "4\n2\n"
+
+
 def test_messages_are_passed_to_the_template_unchanged() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "é"]}'}}
     messages = [

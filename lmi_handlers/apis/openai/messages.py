@@ -164,7 +164,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         elif self.content is None and not self.calls and not message.get("reasoning_content"):
             raise InvalidRequest("has neither content nor tool_calls", field=field)
         elif not isinstance(self.content, str):
-            message["content"] = render(self.content or [])
+            parts = self.content or []
+            message["content"] = render(_on_lines(parts) if self.role in ("tool", "function") else parts)
         if self.role == "developer":
             message["role"] = "system"
         elif self.role == "function":
@@ -174,6 +175,15 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         if calls := self.calls:
             message["tool_calls"] = [_with_arguments(call) for call in calls]
         return message
+
+
+def _on_lines(parts: list[Part]) -> list[Part]:
+    """Return the parts of a tool's result, with a line break behind each text but the last.
+
+    Unlike the texts of a user's message, these are results by themselves. vLLM separates them in the same way.
+    """
+    texts = [TextPart(f"{part.text}\n") if isinstance(part, TextPart) else part for part in parts[:-1]]
+    return [*texts, *parts[-1:]]
 
 
 def _joined(parts: list[Part]) -> str:
