@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from backends.finite_params import finite_params
 from backends.remote.client import MAX_EVENT, Client, RemoteAnswer, error_message, one_line, rejection
 from lmi_handlers.core.errors import ConfigError, RequestError, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
@@ -39,8 +40,8 @@ class RemoteSequence:
 
     @property
     def params(self) -> SamplingParams:
-        """The request's sampling parameters."""
-        return self.request.sampling_params
+        """The request's sampling parameters, bounded by `finite_params`."""
+        return finite_params(self.request.sampling_params)
 
     @property
     def top_k(self) -> int:

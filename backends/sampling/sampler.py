@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from backends.finite_params import finite_params
 from backends.grammar import GrammarMatcher
 from backends.sampling.arrays import Array, column, logsumexp, softmax, topk
 from backends.sampling.made_once import MadeOnce
@@ -24,12 +25,6 @@ from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
 from backends.sampling.thinking import ThinkingCap
 from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.core.sampling_params import SamplingParams
-
-# A lower temperature only overflows. The distribution has only its most likely token left.
-MIN_TEMPERATURE = 1e-5
-
-_WEAKEST_PENALTY, _STRONGEST_PENALTY = 1e-20, 1e20
-"""Bounds of `repetition_penalty` that leave finite logits finite. The choice is the same beyond them."""
 
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
@@ -90,8 +85,8 @@ class SamplerState:
         watermark: Watermark | None = None,
         thinking: ThinkingCap | None = None,
     ) -> None:
-        self.params = params
-        self.greedy = params.temperature < MIN_TEMPERATURE
+        self.params = params = finite_params(params)
+        self.greedy = params.greedy
         self.grammar: GrammarMatcher | None = None
         self._last_token = prompt_token_ids[-1]
         self._repeats = params.repetition_penalty != 1.0
@@ -174,7 +169,7 @@ class SamplerState:
             else:
                 logits[ids] += values
         if tables.seen is not None:
-            penalty = min(max(params.repetition_penalty, _WEAKEST_PENALTY), _STRONGEST_PENALTY)
+            penalty = params.repetition_penalty
             penalised = xp.where(logits < 0, logits * penalty, logits / penalty)
             logits[...] = xp.where(tables.seen, penalised, logits)
         if tables.counts is not None:

@@ -10,6 +10,7 @@ import tensorrt_llm
 import torch
 from tensorrt_llm.llmapi import GuidedDecodingParams
 
+from backends.finite_params import finite_params
 from backends.json_schema import explicit_json
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
@@ -30,6 +31,7 @@ def engine_sampling_params(
     Without `max_tokens`, the engine would apply its own default. It supports one end-of-sequence id, and `min_tokens`
     suppresses only that one. The others become stop ids.
     """
+    params = finite_params(params)
     end_id, *others = eos_token_ids or (NO_END_ID,)
     stop_token_ids = [*params.stop_token_ids, *(() if params.ignore_eos else others)]
     return tensorrt_llm.SamplingParams(

@@ -9,6 +9,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from backends.finite_params import finite_params
 from backends.json_schema import explicit_json
 from backends.vllm.typical import TYPICAL_P
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
@@ -44,6 +45,7 @@ def engine_sampling_params(
     The engine reads end-of-sequence ids from the model itself. Ours are added as stop ids, so that both agree.
     `grammar` is `params.structured_outputs` translated for llguidance, None if it was not translated.
     """
+    params = finite_params(params)
     values = {name: getattr(params, name) for name in _SAME_NAME}
     if params.seed is not None:
         values["seed"] = params.seed % 2**_SEED_BITS  # torch's generators take no more

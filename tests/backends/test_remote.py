@@ -236,6 +236,19 @@ def test_limits_within_those_of_remotes() -> None:
     assert LlamaCppProtocol().body(wanted)["top_k"] == 2**30
 
 
+@pytest.mark.parametrize(("given", "sent"), [(5e-324, 1e-20), (1.5, 1.5), (1e300, 1e20)])
+def test_numbers_that_32_bits_do_not_hold(given: float, sent: float) -> None:
+    """The remote would divide logits by 0, or by infinity."""
+    wanted = sequence(3, repetition_penalty=given, top_p=min(given, 1.0), typical_p=min(given, 1.0), temperature=1e-40)
+    params = VLLMProtocol().body(wanted)["sampling_params"]
+    assert (params["repetition_penalty"], params["top_p"], params["temperature"]) == (sent, min(sent, 1.0), 0.0)
+    params = SGLangProtocol().body(wanted)["sampling_params"]
+    assert (params["top_p"], params["temperature"]) == (min(sent, 1.0), 0.0)
+    params = LlamaCppProtocol().body(wanted)
+    assert (params["repeat_penalty"], params["top_p"], params["typical_p"]) == (sent, min(sent, 1.0), min(sent, 1.0))
+    assert params["temperature"] == 0.0
+
+
 def test_end_of_sequence_ids_beyond_the_vocabulary(remote: TokenServer) -> None:
     backend = load(remote.url, ModelFiles(path=None, eos_token_ids=(2, VOCAB_SIZE), vocab_size=VOCAB_SIZE))
     Driver(backend, (2,), 60.0).generate([8], max_tokens=1, ignore_eos=False)

@@ -169,6 +169,15 @@ def test_every_parameter_reaches_the_engine(load: Load) -> None:
     assert params.max_tokens == 1
 
 
+@pytest.mark.parametrize(("given", "sent"), [(5e-324, 1e-20), (1e300, 1e20)])
+def test_numbers_that_32_bits_do_not_hold(load: Load, given: float, sent: float) -> None:
+    """The engine rejects those that become 0."""
+    backend = load()
+    run(backend, PROMPT, temperature=1.0, max_tokens=1, repetition_penalty=given, top_p=min(given, 1.0))
+    params = submitted(backend)
+    assert (params.repetition_penalty, params.top_p) == (sent, min(sent, 1.0))
+
+
 @pytest.mark.parametrize(
     ("given", "ignores"),
     [({"presence_penalty": 1.0}, True), ({"frequency_penalty": 1.0}, True), ({"repetition_penalty": 1.5}, False)],

@@ -613,6 +613,16 @@ def test_samples_match_vllms_own_n(tiny: Smol, engine: Backend) -> None:
     assert [theirs[index] for index in range(3)] == ours
 
 
+@pytest.mark.parametrize(("given", "sent"), [(5e-324, 1e-20), (1e300, 1e20)])
+def test_numbers_that_32_bits_do_not_hold(given: float, sent: float) -> None:
+    """vLLM would divide logits by 0, or by infinity."""
+    from backends.vllm.sampling import engine_sampling_params
+
+    asked = SamplingParams(max_tokens=1, temperature=1.0, repetition_penalty=given, top_p=min(given, 1.0))
+    params = engine_sampling_params(asked, ())
+    assert (params.repetition_penalty, params.top_p) == (sent, min(sent, 1.0))
+
+
 # Adapters and priority
 
 
