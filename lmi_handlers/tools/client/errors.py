@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
+
+from lmi_handlers.tools.client.json_bytes import json_bytes
 
 _ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
 """Fields of an error document, in all APIs of this server."""
@@ -60,9 +60,8 @@ def code_of(line: bytes) -> int | None:
 
 
 def error_document(code: int, cause: str) -> bytes:
-    """Return an error document as LMI writes it. Unlike msgspec, this takes halves of surrogate pairs: servers write them."""
-    document = {"error": cause, "code": code}
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+    """Return an error document as LMI writes it."""
+    return json_bytes({"error": cause, "code": code})
 
 
 class _OpenAIError(msgspec.Struct):

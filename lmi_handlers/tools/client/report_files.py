@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.storage import LocalFolder
+from lmi_handlers.tools.client.json_bytes import json_bytes
 
 
 class ReportFile:
@@ -67,8 +67,8 @@ def report_file(option: str, path: Path | None) -> Iterator[ReportFile]:
 
 
 def json_file(document: object) -> bytes:
-    """Return a document as a file of JSON. Unlike msgspec, this takes halves of surrogate pairs: servers write them."""
-    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    """Return a document as a file of JSON."""
+    return json_bytes(document, indent=2) + b"\n"
 
 
 def _is_replaceable(path: Path) -> bool:

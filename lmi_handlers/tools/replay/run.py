@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.inputs import input_files
+from lmi_handlers.tools.client.json_bytes import json_bytes
 from lmi_handlers.tools.client.own_server import own_server
 from lmi_handlers.tools.client.report_files import ReportFile, report_file
 from lmi_handlers.tools.client.signals import ended_by_signals
@@ -98,23 +98,15 @@ class _Document:
 
     def __init__(self, file: ReportFile, arguments: Mapping[str, Any]) -> None:
         self._file = file
-        self._write(f'{{"arguments": {_encoded(arguments)}, "requests": [')
-        self._separator = "\n"
+        self._file.write(b'{"arguments": %b, "requests": [' % json_bytes(arguments))
+        self._separator = b"\n"
 
     def add(self, outcome: Outcome) -> None:
-        self._write(self._separator + _encoded(outcome))
-        self._separator = ",\n"
+        self._file.write(self._separator + json_bytes(msgspec.to_builtins(outcome)))
+        self._separator = b",\n"
 
     def end(self, summary: Summary) -> None:
-        self._write(f'\n], "summary": {_encoded(summary, indent=2)}}}\n')
-
-    def _write(self, text: str) -> None:
-        self._file.write(text.encode())
-
-
-def _encoded(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON. Unlike msgspec, `json` takes halves of surrogate pairs: servers and file names have them."""
-    return json.dumps(msgspec.to_builtins(value), indent=indent)
+        self._file.write(b'\n], "summary": %b}\n' % json_bytes(msgspec.to_builtins(summary), indent=2))
 
 
 def _arguments(options: ReplayOptions) -> dict[str, Any]:

@@ -127,14 +127,15 @@ def test_broken_lines_are_no_go(echo_server: Server, tmp_path: Path) -> None:
 def test_reports_have_no_secrets_and_any_text(tmp_path: Path) -> None:
     """Names of files, and what servers write, may have halves of surrogate pairs."""
     (tmp_path / "day").mkdir()
-    (tmp_path / "day" / "\udcff.request.json").write_bytes(b"{}")
+    (tmp_path / "day" / "é\udcff.request.json").write_bytes(b"{}")
     report, page = tmp_path / "report", tmp_path / "page"
     url = f"http://127.0.0.1:{free_port()}/?token=hunter2"
     arguments = ["--url", url, "--json", str(report), "--page", str(page)]
     result = lmi("replay", "--input", str(tmp_path / "day"), *arguments)
     assert result.exit_code == 1, result.output
     (request,) = json.loads(report.read_bytes())["requests"]
-    assert (request["place"], request["kind"]) == ("\udcff.request.json", "failed")
+    assert (request["place"], request["kind"]) == ("é\udcff.request.json", "failed")
+    assert "é" in report.read_text()
     for text in (result.output, report.read_text(), page.read_text()):
         assert "hunter2" not in text
 
