@@ -11,9 +11,9 @@ import msgspec
 
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.tools.bench.workload import Item
-from lmi_handlers.tools.client.answer import document, parsed
+from lmi_handlers.tools.client.answer import Lines, document, parsed
 from lmi_handlers.tools.client.apis import APIS, Question, said
-from lmi_handlers.tools.client.errors import AnswerFailed
+from lmi_handlers.tools.client.errors import AnswerFailed, AnswerTooLong
 
 _LONGEST_ERROR = 200
 _LONGEST_CAUSE = 4096
@@ -129,6 +129,8 @@ class _Run:
             timing.error = f"no complete answer within {self._load.timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:
             timing.error = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_ERROR]
+        except AnswerTooLong as error:
+            timing.error = str(error)
         timing.ended = self.now()
 
     def _question(self, item: Item) -> Question:
@@ -142,14 +144,16 @@ class _Run:
         )
 
     async def _read(self, response: aiohttp.ClientResponse, timing: Timing) -> None:
-        """Read a stream. Events that arrive together get the same time, as their reader would see them."""
-        rest, now = b"", self.now()
+        """Read a stream. Events that arrive together get the same time, as their reader would see them.
+
+        Raises `AnswerTooLong`.
+        """
+        lines, now = Lines(), self.now()
         async for chunk in response.content.iter_any():
             now = self.now()
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
+            for line in lines.add(chunk):
                 self._note(line, now, timing)
-        self._note(rest, now, timing)
+        self._note(lines.rest, now, timing)
         if timing.error is None and not timing.arrivals and not timing.output_tokens:
             timing.error = "the stream ended without a token"
 

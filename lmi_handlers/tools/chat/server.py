@@ -12,15 +12,14 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
 from lmi_handlers.tools.chat.conversation import Conversation
-from lmi_handlers.tools.client.answer import Piece, parsed
+from lmi_handlers.tools.client.answer import Piece, parsed, whole
 from lmi_handlers.tools.client.apis import APIS, Api, Question
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.continuation import whole_answer
 from lmi_handlers.tools.client.endpoint import invoke_endpoint
-from lmi_handlers.tools.client.errors import CallRefused
+from lmi_handlers.tools.client.errors import AnswerTooLong, CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, ServerUrl, authorization, invoke_url
 
-_LONGEST_DOCUMENT = 64 * 2**20
 _NOT_KNOWN = ("400", "404", "405", "422")
 """Statuses of a server without these routes, or of a model without a chat template."""
 
@@ -92,19 +91,16 @@ class Server:
 
         Without a body, it is a GET.
         """
-        data = bytearray()
         method = "GET" if body is None else "POST"
         try:
             with invoke_url(self._url, _invocation(body or {}), self._key, route=route, method=method) as answer:
-                for part in answer.parts:
-                    data += part
-                    if len(data) > _LONGEST_DOCUMENT:
-                        return None
+                return parsed(whole(answer.parts))
+        except AnswerTooLong:
+            return None
         except CallRefused as refused:
             if refused.code in _NOT_KNOWN:
                 return None
             raise
-        return parsed(bytes(data))
 
 
 class SageMakerEndpoint:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lmi_handlers.tools.client.apis import Said, error_in, said
-from lmi_handlers.tools.client.errors import AnswerFailed
+from lmi_handlers.tools.client.errors import AnswerTooLong
 
 STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson", "application/jsonl")
 """Content types of streams, whose records are lines or events."""
 
-_MAX_LINE = 64 * 2**20
+MAX_DOCUMENT = 64 * 2**20
+"""Bytes that are read of a document: an answer that is no stream, or a line of a stream."""
 
 
 class Piece(NamedTuple):
@@ -37,12 +38,12 @@ def pieces(parts: Iterable[bytes], content_type: str) -> Iterator[Piece]:
     """
     kind = media_type(content_type)
     if kind in STREAMS:
-        for line in _lines(parts):
+        for line in _all_lines(parts):
             if (data := document(line)) is not None:
                 record = parsed(data)
                 yield from _pieces_of(said(record), data + b"\n" if record is None else b"")
     elif kind == "application/json":
-        body = b"".join(parts)
+        body = whole(parts)
         yield from _pieces_of(said(parsed(body)), body)
     else:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -89,12 +90,42 @@ def failure_cause(body: bytes) -> str:
     return " ".join(str(cause or body.decode(errors="replace")).split())
 
 
-def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+def whole(parts: Iterable[bytes]) -> bytes:
+    """Return an answer that is read as a whole. Raises `AnswerTooLong`."""
+    body = bytearray()
     for part in parts:
-        *complete, rest = (rest + part).split(b"\n")
-        yield from complete
-        if len(rest) > _MAX_LINE:
-            raise AnswerFailed(f"a line of the answer is longer than {_MAX_LINE} bytes; --raw prints any answer")
-    if rest:
-        yield rest
+        body += part
+        if len(body) > MAX_DOCUMENT:
+            raise AnswerTooLong(f"the answer is longer than {MAX_DOCUMENT} bytes")
+    return bytes(body)
+
+
+class Lines:
+    """Splits an answer into lines, as it arrives."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def add(self, part: bytes) -> list[bytes]:
+        """Return the lines that end in the next part. Raises `AnswerTooLong` if the last one has not ended for too long."""
+        if len(self._rest) > MAX_DOCUMENT:
+            raise AnswerTooLong(f"a line of the answer is longer than {MAX_DOCUMENT} bytes")
+        first, *others = part.split(b"\n")
+        self._rest += first
+        if not others:
+            return []
+        complete = [bytes(self._rest), *others[:-1]]
+        self._rest = bytearray(others[-1])
+        return complete
+
+    @property
+    def rest(self) -> bytes:
+        """What has arrived of a line without its end. The last one needs none."""
+        return bytes(self._rest)
+
+
+def _all_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    lines = Lines()
+    for part in parts:
+        yield from lines.add(part)
+    yield lines.rest

@@ -44,6 +44,10 @@ class AnswerFailed(Exception):
     """The answer says that generation failed. The text is the cause."""
 
 
+class AnswerTooLong(AnswerFailed):
+    """A document of the answer has more bytes than are read of one."""
+
+
 def is_error(line: bytes) -> bool:
     """Tell whether an answer is an error document, such as a line for a record that has failed."""
     return bool(_error_fields(line))

@@ -54,7 +54,7 @@ def invoke_command(
     from lmi_handlers.tools.client.aws import Aws
     from lmi_handlers.tools.client.body import read_body
     from lmi_handlers.tools.client.endpoint import invoke_endpoint
-    from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
+    from lmi_handlers.tools.client.errors import AnswerTooLong, CallRefused
     from lmi_handlers.tools.client.server import invoke_url
 
     if (url is None) == (endpoint_name is None):
@@ -76,8 +76,8 @@ def invoke_command(
                 _show_bytes(answer)
         else:
             _show(ask, invocation)
-    except AnswerFailed as error:
-        raise CallRefused(str(error)) from error
+    except AnswerTooLong as error:
+        raise CallRefused(f"{error}; --raw prints any answer") from error
 
 
 def _invocation(body: bytes, options: dict[str, Any]) -> InvokeRequest:

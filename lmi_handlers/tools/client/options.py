@@ -42,11 +42,11 @@ def explained(function: F) -> F:
     def command(**options: Any) -> None:
         from lmi_handlers.core.errors import ConfigError
         from lmi_handlers.core.log import fail
-        from lmi_handlers.tools.client.errors import CallRefused
+        from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 
         try:
             function(**options)
-        except (ConfigError, CallRefused) as error:
+        except (ConfigError, CallRefused, AnswerFailed) as error:
             fail(str(error))
 
     return command  # type: ignore[return-value]

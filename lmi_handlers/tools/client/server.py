@@ -166,7 +166,8 @@ def asked(
             with _explained(target):
                 connection.request(method, path, body, dict(headers))
                 response = connection.getresponse()
-            yield response
+            with response:  # which has the connection if the server ends it after this answer
+                yield response
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
     import msgspec
 
     from lmi_handlers.core import terminal
-    from lmi_handlers.tools.client.answer import parsed
+    from lmi_handlers.tools.client.answer import parsed, whole
     from lmi_handlers.tools.client.body import read_body
     from lmi_handlers.tools.client.errors import CallRefused
     from lmi_handlers.tools.client.server import InvokeRequest, invoke_url
@@ -48,7 +48,7 @@ def explain_command(*, body: str | None, url: str, route: str, text: bool, api_k
         parameters={},
     )
     with invoke_url(url, invocation, api_key, route="/explain") as answer:
-        found = parsed(b"".join(answer.parts))
+        found = parsed(whole(answer.parts))
     try:
         if not isinstance(found, dict):
             raise TypeError(type(found))

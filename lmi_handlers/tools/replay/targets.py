@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from lmi_handlers.tools.client.answer import STREAMS, document, media_type, parsed
+from lmi_handlers.tools.client.answer import MAX_DOCUMENT, STREAMS, document, media_type, parsed
 from lmi_handlers.tools.client.apis import said
 from lmi_handlers.tools.client.aws import Aws
 from lmi_handlers.tools.client.comparison import CompleteAnswer
@@ -16,9 +16,6 @@ from lmi_handlers.tools.client.endpoint import invoke_endpoint
 from lmi_handlers.tools.client.errors import AnswerFailed, CallRefused
 from lmi_handlers.tools.client.server import InvokeRequest, ServerUrl, authorization, open_url, parts_of
 from lmi_handlers.tools.replay.recordings import ROUTE, Recorded
-
-MAX_ANSWER = 64 << 20
-"""Bytes of an answer that are read."""
 
 _MAX_SECONDS = 1200.0
 """A stream that is kept open with comments, because its engine hangs, would never end. SageMaker's end after 8 minutes."""
@@ -115,8 +112,8 @@ def _read(status: int, content_type: str, parts: Iterable[bytes], started: float
     streams = media_type(content_type) in STREAMS
     for part in parts:
         body += part
-        if len(body) > MAX_ANSWER:
-            raise NoAnswer(f"the answer is longer than {MAX_ANSWER} bytes")
+        if len(body) > MAX_DOCUMENT:
+            raise NoAnswer(f"the answer is longer than {MAX_DOCUMENT} bytes")
         if streams and first is None:
             end = body.rfind(b"\n", len(body) - len(part)) + 1
             if any(_has_text(line) for line in bytes(body[seen:end]).split(b"\n")):

@@ -14,6 +14,7 @@ from lmi_command import lmi
 
 from lmi_handlers.tools.bench.load import Timing
 from lmi_handlers.tools.bench.report import as_json, make_report
+from lmi_handlers.tools.client import answer
 from lmi_handlers.tools.client.errors import error_document
 
 Answering = Callable[[str, bytes], str]
@@ -58,6 +59,29 @@ def test_a_server_that_explains_nothing(answering: Answering, body: bytes) -> No
     ended = lmi("explain", "--url", url := answering("text/html", body), '{"inputs": "x"}')
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert says(ended.stderr, f"{url} not explain")
+
+
+LONG = json.dumps({"choices": [{"message": {"content": "a" * 300_000}, "text": "a" * 300_000}]}).encode()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("tool", ["invoke", "chat", "bench", "explain"])
+def test_a_document_without_an_end_is_not_read(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, tool: str, content_type: str
+) -> None:
+    """It would take all memory."""
+    monkeypatch.setattr(answer, "MAX_DOCUMENT", 1000)
+    url = answering(content_type, LONG)
+    arguments = {
+        "invoke": ("{}",),
+        "chat": (),
+        "bench": ("--api", "openai", "--requests", "1", "--input-tokens", "2"),
+        "explain": ("{}",),
+    }
+    ended = lmi(tool, "--url", url, *arguments[tool], input="one\n")
+    assert says(ended.output, "answer is longer than 1000 bytes")
+    assert "aaaa" not in ended.output
+    assert ("--raw" in ended.output) is (tool == "invoke")
 
 
 def test_a_conversation_with_half_a_character_is_saved(answering: Answering, tmp_path: Path) -> None:
