@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.core.allowed_values import RULE
 from lmi_handlers.core.conversion import decode
 from lmi_handlers.core.errors import MAX_MESSAGE, InvalidBody, InvalidJson
 
@@ -70,6 +71,9 @@ class Shapes(Body):
     named: dict[str, Circle | Square] = {}
     pair: Annotated[tuple[Literal["left", "right"], ...], msgspec.Meta(max_length=2)] = ()
     number: Number | None = None
+    names: list[Annotated[str, msgspec.Meta(pattern="^[a-z]+$", extra={RULE: "must have small letters only"})]] = []
+    code: Annotated[str, msgspec.Meta(pattern="^[0-9]+$")] = ""
+    counts: dict[int, int] = {}
 
 
 def test_an_integer_may_have_a_point() -> None:
@@ -121,9 +125,13 @@ def test_a_wrong_value_is_not_quoted_in_full() -> None:
             {"shape": {"kind": "square", "side": "it's"}},
             'shape.side: Invalid enum value "it\'s": must be one of left, right',
         ),
+        ({"names": ["a", "B"]}, "names[1]: must have small letters only"),
+        ({"code": "x"}, "code: Expected `str` matching regex '^[0-9]+$'"),
+        ({"counts": {"x": 1}}, "counts: Expected `int`, got `str` as a name"),
     ],
 )
-def test_values_that_are_allowed_are_listed(body: dict[str, object], message: str) -> None:
+def test_values_that_are_allowed_are_told(body: dict[str, object], message: str) -> None:
+    """Some of msgspec's words decide how."""
     with pytest.raises(InvalidBody) as caught:
         decode(json.dumps(body).encode(), Shapes)
     assert str(caught.value) == message
