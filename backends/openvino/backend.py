@@ -8,8 +8,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import openvino
-
 from backends.base import ModelFiles
 from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
@@ -21,6 +19,7 @@ from backends.openvino.model import (
     INTEGER_AND_BFLOAT16,
     MODEL_NAME,
     Change,
+    CompiledModel,
     change_model,
     compile_model,
 )
@@ -127,20 +126,20 @@ class OpenVinoBackend(PagedBackend):
         return backend
 
 
-def _compile(ir_file: Path, dtype: str) -> tuple[openvino.CompiledModel, str]:
-    """Return the compiled model and its data type: attention is in float32 if OpenVINO fails to compute it in bfloat16."""
+def _compile(ir_file: Path, dtype: str) -> tuple[CompiledModel, str]:
+    """Return the compiled model and its data type: float32 in place of bfloat16 if OpenVINO fails to compute in that."""
     if dtype == INTEGERS_AND_BFLOAT16:
         try:
             return _compile_and_try_out(ir_file, _PROPERTIES[dtype]), dtype
         except RuntimeError as error:  # a processor says what it has, and not which kernels OpenVINO has for it
             cause = str(error).strip().rpartition("\n")[2]
-            logger.warning("attention in bfloat16 fails; float32 is used", extra={"cause": cause})
+            logger.warning("bfloat16 fails; float32 is used", extra={"cause": cause})
             dtype = INTEGERS
     # The other one is freed by now: both may not fit in memory.
     return compile_model(ir_file, _PROPERTIES[dtype]), dtype
 
 
-def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:
+def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
     compile_again = functools.partial(compile_model, ir_file, properties)
     compiled = compile_again()
     try_out(compiled, compile_again)

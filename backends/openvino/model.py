@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import openvino
@@ -25,8 +26,8 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMI
 INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
 """The inputs of products with quantised weights are rounded to 8 bits, for a model that `use_integers` has prepared."""
 
-INTEGER_AND_BFLOAT16 = INTEGER | {"KV_CACHE_PRECISION": "bf16"}
-"""The same, and attention computes in bfloat16, for a CPU that has instructions for it."""
+INTEGER_AND_BFLOAT16 = INTEGER | {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+"""The same, and all else but the logits is in bfloat16, for a CPU that has instructions for it."""
 
 Change = Callable[[openvino.Model], None]
 """Changes a converted model in place."""
@@ -55,11 +56,23 @@ def change_model(ir_file: Path, changes: Sequence[Change]) -> None:
         written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
 
 
-def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:
+class CompiledModel(NamedTuple):
+    """A model in two parts, because OpenVINO has no option for the type of one product alone.
+
+    Logits that were rounded to bfloat16 would often be equal where they are not.
+    """
+
+    body: openvino.CompiledModel
+    """Computes `hidden`, `[logits, 1, hidden size]`, from the inputs of paged attention, and from `logit_indices`: the
+    tokens whose logits are wanted."""
+    head: openvino.CompiledModel
+    """Computes `logits`, `[logits, 1, vocabulary]`, from `hidden`."""
+
+
+def compile_model(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
     """Compile an IR file with a state of keys and values for the CPU, to be run by `OpenVinoRunner`.
 
-    Its inputs become those of paged attention, and `logit_indices`: the tokens whose logits are computed. Attention
-    computes in the type of the KV cache. Raises `ConfigError` if the model's attention cannot be converted.
+    Raises `ConfigError` if the model's attention cannot be converted.
     """
     core = openvino.Core()
     model = core.read_model(ir_file)
@@ -68,27 +81,34 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.Compile
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
-    _select_logits(model)
+    head = _cut_head(model)
     _shape_outputs_of_attention(model)
-    if properties["KV_CACHE_PRECISION"] == "bf16":
-        _attend_in_bfloat16(model)
-    return core.compile_model(model, "CPU", properties)
+    exact_logits = properties | {"INFERENCE_PRECISION_HINT": "f32"}
+    return CompiledModel(core.compile_model(model, "CPU", properties), core.compile_model(head, "CPU", exact_logits))
 
 
-def _select_logits(model: openvino.Model) -> None:
-    """Compute the logits of the tokens `logit_indices` only, because the vocabulary is the largest product of all."""
-    node = model.output("logits").get_node()
-    while node.get_type_name() != "MatMul":
-        node = node.input_value(0).get_node()
+def _cut_head(model: openvino.Model) -> openvino.Model:
+    """Return what computes the logits, which are no longer a result of `model`: the largest product, and what corrects it.
+
+    It is computed for some tokens only.
+    """
+    result = model.output("logits").get_node()
+    product = result
+    while product.get_type_name() != "MatMul":
+        product = product.input_value(0).get_node()
+    hidden = product.input_value(0)  # [tokens, 1, hidden size]
+    given = opset13.parameter(hidden.get_partial_shape(), hidden.get_element_type(), name="hidden")
     indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
-    indices.output(0).set_names({"logit_indices"})
-    hidden = node.input_value(0)  # [tokens, 1, hidden size]
-    users = hidden.get_target_inputs()  # the product, and what corrects it
-    selected = opset13.gather(hidden, indices, opset13.constant(0))
+    users = hidden.get_target_inputs()
+    selected = opset13.result(opset13.gather(hidden, indices, opset13.constant(0)))
+    for node, name in (given, "hidden"), (indices, "logit_indices"), (selected, "hidden"):
+        node.output(0).set_names({name})
     for user in users:
-        user.replace_source_output(selected.output(0))
+        user.replace_source_output(given.output(0))
+    model.remove_result(result)
+    model.add_results([selected])
     model.add_parameters([indices])
-    model.validate_nodes_and_infer_types()
+    return openvino.Model([result], [given])
 
 
 def _shape_outputs_of_attention(model: openvino.Model) -> None:
@@ -124,18 +144,6 @@ def _only_users(output: openvino.Output) -> Iterator[openvino.Node]:
 
 def _is_constant(node: openvino.Node, values: list[int]) -> bool:
     return bool(node.get_type_name() == "Constant" and node.data.tolist() == values)
-
-
-def _attend_in_bfloat16(model: openvino.Model) -> None:
-    """Convert queries, keys and values, and attention's output back. OpenVINO has no option for this part alone."""
-    for attention in _attentions(model):
-        for vectors in attention.inputs()[:3]:
-            vectors.replace_source_output(opset13.convert(vectors.get_source_output(), "bf16").output(0))
-        users = attention.output(0).get_target_inputs()
-        converted = opset13.convert(attention.output(0), "f32")
-        for user in users:
-            user.replace_source_output(converted.output(0))
-    model.validate_nodes_and_infer_types()
 
 
 def _attentions(model: openvino.Model) -> list[openvino.Node]:

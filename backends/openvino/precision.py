@@ -11,13 +11,13 @@ from lmi_handlers.core.gguf import GgufHeader
 FLOATS = "float32"
 INTEGERS = "int8"
 INTEGERS_AND_BFLOAT16 = "int8 and bfloat16"
-"""Attention, with its KV cache, in bfloat16."""
+"""What is no product with quantised weights is in bfloat16, with the KV cache and without the logits."""
 
 _INTEGER_FLAGS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 """Flags of x86 processors that multiply and add 8-bit integers in one instruction."""
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "avx512_vnni"}
-"""Flags of x86 processors on which OpenVINO's attention computes in bfloat16. Those with AMX have them, too."""
+"""Flags of x86 processors on which OpenVINO computes in bfloat16. Those with AMX have them, too."""
 
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that keep OpenVINO from instructions, by their levels. The first one that is set counts."""

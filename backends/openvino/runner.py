@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
+from backends.openvino.model import CompiledModel
 from backends.paged.runner import Runner
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
@@ -33,17 +34,15 @@ class OpenVinoRunner(Runner):
     A block takes up memory from its first use until it is reclaimed. `compile_again` returns the same model once more.
     """
 
-    def __init__(
-        self, model: openvino.CompiledModel, num_blocks: int, compile_again: Callable[[], openvino.CompiledModel]
-    ) -> None:
+    def __init__(self, model: CompiledModel, num_blocks: int, compile_again: Callable[[], CompiledModel]) -> None:
         self.block_size, _ = kv_block(model)
         self.num_blocks = num_blocks
-        self.vocab_size = model.output("logits").partial_shape[-1].get_length()
+        self.vocab_size = model.head.output("logits").partial_shape[-1].get_length()
         self._compile_again = compile_again
         self._tensors: dict[str, openvino.Tensor] = {}
         self._caches = []
         """The memory of each tensor of keys or values, and the bytes of a block in it."""
-        for name, port in _cache_ports(model).items():
+        for name, port in _cache_ports(model.body).items():
             block_bytes = prod(_block_shape(port)) * port.element_type.size
             memory = _anonymous_memory(num_blocks * block_bytes)
             shape = openvino.Shape([num_blocks, *_block_shape(port)])
@@ -51,31 +50,38 @@ class OpenVinoRunner(Runner):
             self._tensors[name] = openvino.Tensor(array, shape, port.element_type)
             self._caches.append((memory, block_bytes))
         self._inputs: dict[str, npt.NDArray[np.integer]] = {}
-        """The memory of the request's other inputs."""
-        self._request: openvino.InferRequest | None = self._new_request(model)
+        """The memory of the body's other inputs."""
+        self._requests: tuple[openvino.InferRequest, openvino.InferRequest] | None = self._new_requests(model)
+        """Those of the body and of the head."""
 
     def forward(self, chunks: list[SequenceChunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
         try:
-            if self._request is None:
-                self._request = self._new_request(self._compile_again())
-            self._set_inputs(self._request, chunks)
-            result = self._request.infer(share_outputs=True)
+            if self._requests is None:
+                self._requests = self._new_requests(self._compile_again())
+            body, head = self._requests
+            self._set_inputs(body, chunks)
+            body.infer(share_outputs=True)
+            result = head.infer(share_outputs=True)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
                 # The compiled model is broken for good: some of its nodes have prepared for this step, others have not.
-                self._request = None
+                self._requests = None
                 raise MemoryError(str(error)) from error
             raise
         logits: npt.NDArray[np.float32] = result["logits"].reshape(-1, self.vocab_size)
         return logits[:num_logits]
 
-    def _new_request(self, model: openvino.CompiledModel) -> openvino.InferRequest:
-        request = model.create_infer_request()
+    def _new_requests(self, model: CompiledModel) -> tuple[openvino.InferRequest, openvino.InferRequest]:
+        body, head = model.body.create_infer_request(), model.head.create_infer_request()
         self._inputs.clear()
         for name, tensor in self._tensors.items():
-            request.set_tensor(name, tensor)
-        return request
+            body.set_tensor(name, tensor)
+        # OpenVINO gives what the body computes a new size in each step.
+        hidden = openvino.Tensor(openvino.Type.f32, model.head.input("hidden").partial_shape.get_min_shape())
+        for request in body, head:
+            request.set_tensor("hidden", hidden)
+        return body, head
 
     def _set_inputs(self, request: openvino.InferRequest, chunks: list[SequenceChunk]) -> None:
         for name, values in _step_inputs(chunks, self.block_size).items():
@@ -132,7 +138,7 @@ def _step_inputs(chunks: list[SequenceChunk], block_size: int) -> dict[str, npt.
     }
 
 
-def try_out(model: openvino.CompiledModel, compile_again: Callable[[], openvino.CompiledModel]) -> None:
+def try_out(model: CompiledModel, compile_again: Callable[[], CompiledModel]) -> None:
     """Compute a prompt and a token. Raises `RuntimeError` if OpenVINO lacks a kernel, which it may only find out here."""
     runner = OpenVinoRunner(model, 1, compile_again)
     sequence = Sequence("trial", [0] * 3, 3)
@@ -141,9 +147,9 @@ def try_out(model: openvino.CompiledModel, compile_again: Callable[[], openvino.
         runner.forward([chunk])
 
 
-def kv_block(model: openvino.CompiledModel) -> tuple[int, int]:
+def kv_block(model: CompiledModel) -> tuple[int, int]:
     """Return how many tokens a block of the KV cache holds, and its bytes in all layers."""
-    ports = _cache_ports(model)
+    ports = _cache_ports(model.body)
     size = _block_shape(ports["value_cache.0"])[1]
     return size, sum(prod(_block_shape(port)) * port.element_type.size for port in ports.values())
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import openvino
 import psutil
 import pytest
 import torch
@@ -22,7 +21,7 @@ from facts import raises
 from mixed_gguf import Q, write_mixed_gguf
 
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.model import EXACT, MODEL_NAME, compile_model
+from backends.openvino.model import EXACT, MODEL_NAME, CompiledModel, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
@@ -54,17 +53,17 @@ def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def model(converted: Path) -> openvino.CompiledModel:
+def model(converted: Path) -> CompiledModel:
     """Compiled once: that takes as long as many steps."""
     return compile_model(converted, EXACT)
 
 
-def make_runner(model: openvino.CompiledModel, num_blocks: int) -> OpenVinoRunner:
+def make_runner(model: CompiledModel, num_blocks: int) -> OpenVinoRunner:
     return OpenVinoRunner(model, num_blocks, lambda: model)
 
 
 @pytest.fixture(scope="module")
-def runner(model: openvino.CompiledModel) -> OpenVinoRunner:
+def runner(model: CompiledModel) -> OpenVinoRunner:
     return make_runner(model, 32)
 
 
@@ -167,7 +166,7 @@ def test_blocks_may_hold_anything_before_their_first_use(runner: OpenVinoRunner)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the memory back")
-def test_reclaimed_blocks_take_up_no_memory(model: openvino.CompiledModel) -> None:
+def test_reclaimed_blocks_take_up_no_memory(model: CompiledModel) -> None:
     runner = make_runner(model, 200)
     process = psutil.Process()
     tables = Tables(runner)
@@ -219,18 +218,18 @@ def test_the_next_step_works_after_one_that_did_not_fit_into_memory(converted: P
     assert child.stdout == "recovered\n", child.stderr
 
 
-def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: openvino.CompiledModel) -> None:
+def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: CompiledModel) -> None:
     """The other sequences go on once there is memory."""
     failures = [MemoryError("bad_alloc"), RuntimeError("can't allocate 7 bytes")]
 
-    def compile_if_there_is_memory() -> openvino.CompiledModel:
+    def compile_if_there_is_memory() -> CompiledModel:
         if failures:
             raise failures.pop()
         return compile_model(converted, EXACT)
 
     runner = OpenVinoRunner(model, 8, compile_if_there_is_memory)
     expected = generate(runner, [Tables(runner).sequence(PROMPTS[0])])
-    runner._request = None
+    runner._requests = None
     sequence = Tables(runner).sequence(PROMPTS[0])
     for _ in range(2):
         with pytest.raises(MemoryError):
@@ -238,7 +237,7 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: openv
     assert generate(runner, [sequence]) == expected
 
 
-def test_cache_that_does_not_fit_into_memory_is_named(model: openvino.CompiledModel) -> None:
+def test_cache_that_does_not_fit_into_memory_is_named(model: CompiledModel) -> None:
     with raises(LoadFailed, "option.kv_cache_memory_bytes: memory reserved"):
         make_runner(model, 2**62 // kv_block(model)[1])
 
