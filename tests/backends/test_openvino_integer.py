@@ -24,7 +24,7 @@ from serving_properties import serving_properties
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
-from backends.openvino import DECLARATION, precision, weight_forms
+from backends.openvino import DECLARATION, model, precision, weight_forms
 from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, INTEGER, INTEGER_AND_BFLOAT16, MODEL_NAME, change_model, compile_model
@@ -204,6 +204,21 @@ def test_products_with_biases(tmp_path: Path, use: Any, method: str) -> None:
     # Random weights amplify what is lost with zero points that are integers.
     most = 1e-5 if use is use_floats else 0.1
     assert distance(computed(tmp_path / "changed" / MODEL_NAME, EXACT, tokens), expected) < most
+
+
+def test_outputs_of_attention_are_reshaped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
+    (folder := tmp_path / "ir").mkdir()
+    convert_gguf(file, folder, lambda phase: None)
+
+    def layers() -> Counter[str]:
+        executed = compile_model(folder / MODEL_NAME, EXACT).get_runtime_model().get_ops()
+        return Counter(layer.get_rt_info()["layerType"].value for layer in executed)
+
+    fewer = layers()
+    monkeypatch.setattr(model, "_shape_outputs_of_attention", lambda model: None)
+    less = layers() - fewer
+    assert {name: less[name] for name in less if name != "Const"} == {"Reshape": 1, "Concatenation": 1}
 
 
 def test_eight_bits_hold_weights_of_four() -> None:
