@@ -65,7 +65,8 @@ def _change(model: openvino.Model, choose: Callable[[_Weights, int], _Form | Non
     by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
     for product in _products(model):
         by_inputs.setdefault(_name(product.input_value(0)), []).append(product)
-    for products in by_inputs.values():
+    for inputs in list(by_inputs):
+        products = by_inputs.pop(inputs)  # they would keep the replaced weights in memory
         found = [(product, weights) for product in products if (weights := _weights(product)) is not None]
         together = sum(weights.quants.size for _, weights in found) if len(found) >= _WORTH_MERGING else 0
         chosen = [
@@ -141,7 +142,9 @@ def _product(inputs: openvino.Output, form: _Form, sums: _Sums) -> openvino.Node
 
 def _sign(model: openvino.Model) -> None:
     """Store weights as signed integers, without zero points, where these are all in the middle. Their values stay the same."""
-    for node in model.get_ops():
+    nodes = model.get_ops()
+    while nodes:
+        node = nodes.pop()  # it would keep the replaced weights in memory
         if node.get_type_name() != "Subtract":
             continue
         convert = node.input_value(0).get_node()

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import openvino
+import psutil
 import pytest
 from facts import says
 from gguf_files import make_gguf
 from mixed_gguf import Q, write_mixed_gguf
+from openvino import opset13
 from paths import DATA
 from serving_properties import serving_properties
 from tokenizers import Tokenizer
@@ -204,6 +206,35 @@ def test_products_with_biases(tmp_path: Path, use: Any, method: str) -> None:
     # Random weights amplify what is lost with zero points that are integers.
     most = 1e-5 if use is use_floats else 0.1
     assert distance(computed(tmp_path / "changed" / MODEL_NAME, EXACT, tokens), expected) < most
+
+
+def quantised(rows: int, columns: int, bits: int = 8, group_size: int = 32) -> openvino.Node:
+    """A random matrix whose zero points are no integers."""
+    random = np.random.default_rng(rows + columns + bits)
+    shape = (rows, columns // group_size, group_size)
+    quants = weight_forms._stored(random.integers(0, 2**bits, shape, np.uint8), bits)
+    zeros, scales = (random.uniform(*limits, (*shape[:2], 1)).astype(np.float32) for limits in ((3, 12), (0.1, 0.2)))
+    differences = opset13.subtract(opset13.convert(quants, "f32"), opset13.constant(zeros))
+    return opset13.reshape(opset13.multiply(differences, opset13.constant(scales)), [rows, columns], special_zero=False)
+
+
+@pytest.mark.parametrize("use", [use_integers, use_floats], ids=lambda use: use.__name__)
+def test_what_is_replaced_is_freed(monkeypatch: pytest.MonkeyPatch, use: Any) -> None:
+    """A model that is converted is in memory once."""
+    inputs = opset13.parameter([-1, 4096], openvino.Type.f32)
+    last: Any = inputs
+    for _ in range(20):
+        last = opset13.matmul(last, quantised(4096, 4096, bits=4), False, True)  # 12 MiB
+    model = openvino.Model([last], [inputs])
+    del last
+    monkeypatch.setattr(weight_forms, "_SMALL", 0)
+    process = psutil.Process()
+    found = []
+    pairs = weight_forms._pairs
+    monkeypatch.setattr(weight_forms, "_pairs", lambda *a: (found.append(process.memory_info().rss), pairs(*a))[1])
+    before = process.memory_info().rss
+    use(model)
+    assert max(found) - before < 190 * 2**20, "twice would be 240 MiB more"
 
 
 def test_outputs_of_attention_are_reshaped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
