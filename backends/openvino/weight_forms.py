@@ -4,16 +4,16 @@ The weights of a matrix are `scale * (quant - zero_point)`, in groups along its 
 zero points are no integers. Then a weight costs less without them: a group's weights are all off by the same amount, so
 a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
-* For products in float32, 4-bit weights get zero points in the middle so, which are those of signed integers. The
-  weights are the same.
+* For products in float32, 4-bit weights lose their zero points in this way: they become signed integers. Their values
+  stay the same.
 * For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
   product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
   integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
   fine that the zero point is next to one of its points; or the same quants with zero points rounded to integers, and
   the second product. The first has fewer operations, the second half of the memory to be read for each token.
 
-Queries, keys and values are computed by one product. For one sequence, an operation costs OpenVINO about as much as it
-takes to read 100,000 weights.
+Queries, keys and values are computed by one product, unless their weights are of different types. For one sequence, an
+operation takes OpenVINO about as long as reading 100,000 weights.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from openvino import opset13
 from backends.openvino.model import GROUP_SIZE
 
 _SMALL = 2**23
-"""A matrix with at most this many weights is stored with 8 bits: that is faster to read than a second product to compute,
-for prompts and for several sequences. Alone, it is slower by up to 5 %."""
+"""A matrix with at most this many weights is stored with 8 bits: for prompts and several sequences, that is faster to read
+than a second product to compute. One sequence alone takes up to 5 % longer."""
 
 _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
 _WORTH_MERGING = 3
-"""Products with the same inputs, such as queries, keys and values, from which on it is faster to compute them as one, and
-to split the result."""
+"""If at least this many products have the same inputs, such as queries, keys and values, it is faster to compute them as
+one, and to split the result."""
 
 
 _Sums = dict[tuple[str, int], openvino.Output]
@@ -59,7 +59,7 @@ def use_floats(model: openvino.Model) -> None:
 def _change(model: openvino.Model, choose: Callable[[_Weights, int], _Form | None]) -> None:
     """Store weights in the forms that `choose` returns, None for those that stay as they are.
 
-    It is given the weights, and the size of the matrix that they become a part of.
+    It is given the weights, and the size of the matrix that they are in: all rows that are multiplied at once.
     """
     sums: _Sums = {}
     by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
@@ -68,18 +68,16 @@ def _change(model: openvino.Model, choose: Callable[[_Weights, int], _Form | Non
     for inputs in list(by_inputs):
         products = by_inputs.pop(inputs)  # they would keep the replaced weights in memory
         found = [(product, weights) for product in products if (weights := _weights(product)) is not None]
-        together = sum(weights.quants.size for _, weights in found) if len(found) >= _WORTH_MERGING else 0
-        chosen = [
-            (product, weights, form)
-            for product, weights in found
-            if (form := choose(weights, together or weights.quants.size)) is not None
-        ]
-        if len(chosen) >= _WORTH_MERGING and len({form.layout for _, _, form in chosen}) == 1:
-            _merge([product for product, _, _ in chosen], [form for _, _, form in chosen], sums)
-        else:
-            for product, weights, form in chosen:
-                if form.weights is not weights:
-                    _redirect(product.output(0), _product(product.input_value(0), form, sums).output(0))
+        if len(found) >= _WORTH_MERGING:
+            size = sum(weights.quants.size for _, weights in found)
+            chosen = [(product, form) for product, weights in found if (form := choose(weights, size)) is not None]
+            if len(chosen) >= _WORTH_MERGING and len({form.layout for _, form in chosen}) == 1:
+                _merge(chosen, sums)
+                continue
+        for product, weights in found:
+            form = choose(weights, weights.quants.size)
+            if form is not None and form.weights is not weights:
+                _redirect(product.output(0), _product(product.input_value(0), form, sums).output(0))
     model.validate_nodes_and_infer_types()
 
 
@@ -104,8 +102,9 @@ def _with_zero_points_in_the_middle(weights: _Weights, _size: int) -> _Form | No
     return _Form(weights._replace(zero_points=middle), weights.scales * (middle - weights.zero_points))
 
 
-def _merge(products: list[openvino.Node], forms: list[_Form], sums: _Sums) -> None:
+def _merge(chosen: list[tuple[openvino.Node, _Form]], sums: _Sums) -> None:
     """Compute products with the same inputs as one, with what is added to each, and split the result."""
+    products, forms = [product for product, _ in chosen], [form for _, form in chosen]
     offsets = [form.offsets for form in forms if form.offsets is not None]
     quants, scales, zero_points = (np.concatenate([form.weights[part] for form in forms]) for part in range(3))
     weights = _Weights(quants, scales, zero_points, forms[0].weights.bits)
@@ -193,14 +192,14 @@ class _Weights(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How a matrix is stored: `weights`, each of which is `offsets` less than it should be, `[rows, groups, 1]`."""
+    """How a matrix is stored. The `offsets` of the groups, `[rows, groups, 1]`, are missing in all of their weights."""
 
     weights: _Weights
     offsets: npt.NDArray[np.float32] | None = None
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Those with the same one can be joined."""
+        """Forms with the same layout can be merged."""
         return self.weights.bits, self.weights.quants.shape[1:], self.offsets is None
 
 

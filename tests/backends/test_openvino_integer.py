@@ -218,6 +218,53 @@ def quantised(rows: int, columns: int, bits: int = 8, group_size: int = 32) -> o
     return opset13.reshape(opset13.multiply(differences, opset13.constant(scales)), [rows, columns], special_zero=False)
 
 
+def results(model: openvino.Model) -> npt.NDArray[np.float32]:
+    inputs = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
+    outputs = openvino.Core().compile_model(model, "CPU", EXACT)(inputs)
+    return np.concatenate([outputs[number] for number in range(len(outputs))], axis=-1)
+
+
+def operations(model: openvino.Model) -> Counter[str]:
+    return Counter(node.get_type_name() for node in model.get_ops())
+
+
+def test_products_of_several_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in K types, where values have more bits than queries and keys: they are not merged, and each has its own size."""
+    monkeypatch.setattr(weight_forms, "_SMALL", 32 * 64)
+    inputs = opset13.parameter([-1, -1, 64], openvino.Type.f32)
+    matrices = quantised(32, 64, bits=4), quantised(48, 64, bits=4), quantised(16, 64, group_size=16)
+    model = openvino.Model([opset13.matmul(inputs, matrix, False, True) for matrix in matrices], [inputs])
+    expected = results(model)
+    use_integers(model)
+    quants = [weight_forms._weights(product) for product in weight_forms._products(model)]
+    assert sorted((w.bits, w.quants.shape) for w in quants if w is not None) == [
+        (4, (48, 2, 32)),
+        (8, (16, 4, 16)),
+        (8, (32, 2, 32)),
+    ]
+    assert operations(model)["VariadicSplit"] == 0
+    assert distance(results(model), expected) < 0.01
+
+
+def test_zero_points_in_the_middle_of_most_groups() -> None:
+    """In float32, such weights stay as they are, because they have no form as signed integers."""
+    inputs = opset13.parameter([-1, -1, 64], openvino.Type.f32)
+    random = np.random.default_rng(0)
+    products = []
+    for _ in range(3):
+        quants = random.integers(0, 256, (16, 2, 32), np.uint8)
+        zeros = np.full((16, 2, 1), 128, np.float32)
+        zeros[3, 1] = 127
+        scales = random.uniform(0.1, 0.2, (16, 2, 1)).astype(np.float32)
+        matrix = weight_forms._matrix(weight_forms._Weights(quants, scales, zeros, bits=8))
+        products.append(opset13.matmul(inputs, matrix, False, True))
+    model = openvino.Model(products, [inputs])
+    expected, before = results(model), operations(model)
+    use_floats(model)
+    assert operations(model) == before
+    np.testing.assert_array_equal(results(model), expected)
+
+
 @pytest.mark.parametrize("use", [use_integers, use_floats], ids=lambda use: use.__name__)
 def test_what_is_replaced_is_freed(monkeypatch: pytest.MonkeyPatch, use: Any) -> None:
     """A model that is converted is in memory once."""
@@ -461,6 +508,6 @@ def test_a_backend_with_integers(tmp_path: Path, dtype: Any) -> None:
     backend.close()
     assert backend.capabilities.dtype == chosen
     assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
-    form = "floats" if chosen == "float32" else "integers"
+    form = "floats-2" if chosen == "float32" else "integers-2"
     [ir] = folder.glob(f"openvino-*-int8-{form}/")
-    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integers" else set())
+    assert {*zero_points(ir / MODEL_NAME)} == ({"u8"} if form == "integers-2" else set())
