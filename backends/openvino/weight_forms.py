@@ -102,35 +102,18 @@ def _with_zero_points_in_the_middle(weights: _Weights, _size: int) -> _Form | No
     return _Form(weights._replace(zero_points=middle), weights.scales * (middle - weights.zero_points))
 
 
-def _merge(chosen: list[tuple[openvino.Node, _Form]], sums: _Sums) -> None:
-    """Compute products with the same inputs as one, with what is added to each, and split the result."""
-    products, forms = [product for product, _ in chosen], [form for _, form in chosen]
+def _merge(products: list[tuple[openvino.Node, _Form]], sums: _Sums) -> None:
+    """Compute products with the same inputs as one, and split the result."""
+    forms = [form for _, form in products]
     offsets = [form.offsets for form in forms if form.offsets is not None]
     quants, scales, zero_points = (np.concatenate([form.weights[part] for form in forms]) for part in range(3))
     weights = _Weights(quants, scales, zero_points, forms[0].weights.bits)
     joined = _Form(weights, np.concatenate(offsets) if offsets else None)
-    total = _product(products[0].input_value(0), joined, sums)
-    results = [product.output(0) for product in products]
-    biases = [_bias(product) for product in products]
-    if (added := [bias for bias in biases if bias is not None]) and len(added) == len(biases):
-        total = opset13.add(total, opset13.concat([bias for _, bias in added], -1))
-        results = [result for result, _ in added]
+    total = _product(products[0][0].input_value(0), joined, sums)
     rows = opset13.constant(np.array([len(form.weights.quants) for form in forms], np.int64))
     split = opset13.variadic_split(total, opset13.constant(np.int64(-1)), rows)
-    for result, part in zip(results, split.outputs(), strict=True):
-        _redirect(result, part)
-
-
-def _bias(product: openvino.Node) -> tuple[openvino.Output, openvino.Output] | None:
-    """Return the sum of a product and a constant vector, and that vector, if the product is used for nothing else."""
-    users = [user.get_node() for user in product.output(0).get_target_inputs()]
-    if [user.get_type_name() for user in users] != ["Add"]:
-        return None
-    [other] = [value for value in users[0].input_values() if value != product.output(0)]
-    is_vector = (
-        len(other.get_partial_shape()) == 1 and other.get_partial_shape() == product.output(0).get_partial_shape()[-1:]
-    )
-    return (users[0].output(0), other) if is_vector and _constant(other.get_node()) is not None else None
+    for (product, _), part in zip(products, split.outputs(), strict=True):
+        _redirect(product.output(0), part)
 
 
 def _product(inputs: openvino.Output, form: _Form, sums: _Sums) -> openvino.Node:

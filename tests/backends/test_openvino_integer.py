@@ -183,7 +183,7 @@ def test_a_correction_of_the_vocabulary_projection(
 @pytest.mark.parametrize("use", [use_integers, use_floats], ids=lambda use: use.__name__)
 @pytest.mark.parametrize("method", ["int8", "int4"])
 def test_products_with_biases(tmp_path: Path, use: Any, method: str) -> None:
-    """Qwen's queries, keys and values, which have some, are computed by one product with one bias."""
+    """Qwen's queries, keys and values, which have some, are computed by one product, too."""
     file = make_gguf(tmp_path / "half.gguf", "qwen2", matrices=np.float16)
     quantised = functools.partial(quantize, method=method)
     for name, changes in {"exact": [quantised], "changed": [quantised, use]}.items():
@@ -200,7 +200,6 @@ def test_products_with_biases(tmp_path: Path, use: Any, method: str) -> None:
     assert types["changed"]["VariadicSplit"] == (1 if merged else 0)
     if merged and use is use_integers:
         assert types["changed"]["MatMul"] == types["exact"]["MatMul"] - 2
-        assert types["changed"]["Add"] == types["exact"]["Add"] - 2
     tokens = [3 + number * number % 9 for number in range(30)]
     expected = computed(tmp_path / "exact" / MODEL_NAME, EXACT, tokens)
     # Random weights amplify what is lost with zero points that are integers.
