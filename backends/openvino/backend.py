@@ -68,7 +68,7 @@ class OpenVinoBackend(PagedBackend):
         if method is not None:
             changes.append(functools.partial(quantize, method=method))
         if is_quantised(properties, header):
-            form, change = ("floats", use_floats) if dtype == FLOATS else ("integers", use_integers)
+            form, change = ("floats-2", use_floats) if dtype == FLOATS else ("integers-2", use_integers)
             changes.append(change)
 
         def convert(partial: Path) -> None:

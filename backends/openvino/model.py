@@ -112,9 +112,9 @@ def _cut_head(model: openvino.Model) -> openvino.Model:
 
 
 def _shape_outputs_of_attention(model: openvino.Model) -> None:
-    """Reshape attention's output from `[tokens, size]` to `[tokens, 1, size]` by one operation, not by four.
+    """Reshape attention's output from `[tokens, size]` to `[tokens, 1, size]` by one operation.
 
-    Two of them are Transposes that undo each other, and the shape is computed in each step.
+    The model takes two Transposes that undo each other, and two Reshapes, whose shape is computed in each step.
     """
     for attention in _attentions(model):
         output = attention.output(0)
@@ -125,9 +125,7 @@ def _shape_outputs_of_attention(model: openvino.Model) -> None:
         last = steps[-1].output(0)
         shape = last.get_partial_shape()
         if all(_is_constant(order, [0, 2, 1, 3]) for order in orders) and len(shape) == 3 and shape[1] == 1:
-            size = output.get_partial_shape()[1].get_length()
-            reshaped = opset13.reshape(output, opset13.constant(np.array([-1, 1, size], np.int64)), special_zero=False)
-            last.replace(reshaped.output(0))
+            last.replace(opset13.unsqueeze(output, opset13.constant(np.int64(1))).output(0))
     model.validate_nodes_and_infer_types()
 
 

@@ -89,8 +89,8 @@ class OpenVinoRunner(Runner):
             if memory is not None and memory.shape == values.shape:
                 memory[...] = values  # a tensor that is set costs OpenVINO 25 us
             else:
-                self._inputs[name] = values
                 request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+                self._inputs[name] = values
 
     @property
     def block_bytes(self) -> int:

@@ -4,16 +4,16 @@ The weights of a matrix are `scale * (quant - zero_point)`, in groups along its 
 zero points are no integers. Then a weight costs less without them: a group's weights are all off by the same amount, so
 a second, small product adds what is missing, the sum of the group's inputs times that amount.
 
-* For products in float32, 4-bit weights get zero points in the middle so, which are those of signed integers. The
-  weights are the same.
+* For products in float32, 4-bit weights lose their zero points in this way: they become signed integers. Their values
+  stay the same.
 * For processors that multiply integers of 8 bits faster than floating point numbers, OpenVINO rounds the inputs of a
   product to 8 bits, in groups of `GROUP_SIZE` with a scale each, as llama.cpp does. It needs zero points that are
   integers as well. Matrices become one of two forms, which lose about as little: 8 bits for each weight, on a grid so
   fine that the zero point is next to one of its points; or the same quants with zero points rounded to integers, and
   the second product. The first has fewer operations, the second half of the memory to be read for each token.
 
-Queries, keys and values are computed by one product. For one sequence, an operation costs OpenVINO about as much as it
-takes to read 100,000 weights.
+Queries, keys and values are computed by one product, unless their weights are of different types. For one sequence, an
+operation takes OpenVINO about as long as reading 100,000 weights.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from openvino import opset13
 from backends.openvino.model import GROUP_SIZE
 
 _SMALL = 2**23
-"""A matrix with at most this many weights is stored with 8 bits: that is faster to read than a second product to compute,
-for prompts and for several sequences. Alone, it is slower by up to 5 %."""
+"""A matrix with at most this many weights is stored with 8 bits: for prompts and several sequences, that is faster to read
+than a second product to compute. One sequence alone takes up to 5 % longer."""
 
 _STEP = 2**-8
 """The tolerance, in steps, for a zero point that is taken for an integer."""
 
 _WORTH_MERGING = 3
-"""Products with the same inputs, such as queries, keys and values, from which on it is faster to compute them as one, and
-to split the result."""
+"""If at least this many products have the same inputs, such as queries, keys and values, it is faster to compute them as
+one, and to split the result."""
 
 
 _Sums = dict[tuple[str, int], openvino.Output]
@@ -59,26 +59,25 @@ def use_floats(model: openvino.Model) -> None:
 def _change(model: openvino.Model, choose: Callable[[_Weights, int], _Form | None]) -> None:
     """Store weights in the forms that `choose` returns, None for those that stay as they are.
 
-    It is given the weights, and the size of the matrix that they become a part of.
+    It is given the weights, and the size of the matrix that they are in: all rows that are multiplied at once.
     """
     sums: _Sums = {}
     by_inputs: dict[tuple[str, int], list[openvino.Node]] = {}
     for product in _products(model):
         by_inputs.setdefault(_name(product.input_value(0)), []).append(product)
-    for products in by_inputs.values():
+    for inputs in list(by_inputs):
+        products = by_inputs.pop(inputs)  # they would keep the replaced weights in memory
         found = [(product, weights) for product in products if (weights := _weights(product)) is not None]
-        together = sum(weights.quants.size for _, weights in found) if len(found) >= _WORTH_MERGING else 0
-        chosen = [
-            (product, weights, form)
-            for product, weights in found
-            if (form := choose(weights, together or weights.quants.size)) is not None
-        ]
-        if len(chosen) >= _WORTH_MERGING and len({form.layout for _, _, form in chosen}) == 1:
-            _merge([product for product, _, _ in chosen], [form for _, _, form in chosen], sums)
-        else:
-            for product, weights, form in chosen:
-                if form.weights is not weights:
-                    _redirect(product.output(0), _product(product.input_value(0), form, sums).output(0))
+        if len(found) >= _WORTH_MERGING:
+            size = sum(weights.quants.size for _, weights in found)
+            chosen = [(product, form) for product, weights in found if (form := choose(weights, size)) is not None]
+            if len(chosen) >= _WORTH_MERGING and len({form.layout for _, form in chosen}) == 1:
+                _merge(chosen, sums)
+                continue
+        for product, weights in found:
+            form = choose(weights, weights.quants.size)
+            if form is not None and form.weights is not weights:
+                _redirect(product.output(0), _product(product.input_value(0), form, sums).output(0))
     model.validate_nodes_and_infer_types()
 
 
@@ -103,34 +102,18 @@ def _with_zero_points_in_the_middle(weights: _Weights, _size: int) -> _Form | No
     return _Form(weights._replace(zero_points=middle), weights.scales * (middle - weights.zero_points))
 
 
-def _merge(products: list[openvino.Node], forms: list[_Form], sums: _Sums) -> None:
-    """Compute products with the same inputs as one, with what is added to each, and split the result."""
+def _merge(products: list[tuple[openvino.Node, _Form]], sums: _Sums) -> None:
+    """Compute products with the same inputs as one, and split the result."""
+    forms = [form for _, form in products]
     offsets = [form.offsets for form in forms if form.offsets is not None]
     quants, scales, zero_points = (np.concatenate([form.weights[part] for form in forms]) for part in range(3))
     weights = _Weights(quants, scales, zero_points, forms[0].weights.bits)
     joined = _Form(weights, np.concatenate(offsets) if offsets else None)
-    total = _product(products[0].input_value(0), joined, sums)
-    results = [product.output(0) for product in products]
-    biases = [_bias(product) for product in products]
-    if (added := [bias for bias in biases if bias is not None]) and len(added) == len(biases):
-        total = opset13.add(total, opset13.concat([bias for _, bias in added], -1))
-        results = [result for result, _ in added]
+    total = _product(products[0][0].input_value(0), joined, sums)
     rows = opset13.constant(np.array([len(form.weights.quants) for form in forms], np.int64))
     split = opset13.variadic_split(total, opset13.constant(np.int64(-1)), rows)
-    for result, part in zip(results, split.outputs(), strict=True):
-        _redirect(result, part)
-
-
-def _bias(product: openvino.Node) -> tuple[openvino.Output, openvino.Output] | None:
-    """Return the sum of a product and a constant vector, and that vector, if the product is used for nothing else."""
-    users = [user.get_node() for user in product.output(0).get_target_inputs()]
-    if [user.get_type_name() for user in users] != ["Add"]:
-        return None
-    [other] = [value for value in users[0].input_values() if value != product.output(0)]
-    is_vector = (
-        len(other.get_partial_shape()) == 1 and other.get_partial_shape() == product.output(0).get_partial_shape()[-1:]
-    )
-    return (users[0].output(0), other) if is_vector and _constant(other.get_node()) is not None else None
+    for (product, _), part in zip(products, split.outputs(), strict=True):
+        _redirect(product.output(0), part)
 
 
 def _product(inputs: openvino.Output, form: _Form, sums: _Sums) -> openvino.Node:
@@ -141,7 +124,9 @@ def _product(inputs: openvino.Output, form: _Form, sums: _Sums) -> openvino.Node
 
 def _sign(model: openvino.Model) -> None:
     """Store weights as signed integers, without zero points, where these are all in the middle. Their values stay the same."""
-    for node in model.get_ops():
+    nodes = model.get_ops()
+    while nodes:
+        node = nodes.pop()  # it would keep the replaced weights in memory
         if node.get_type_name() != "Subtract":
             continue
         convert = node.input_value(0).get_node()
@@ -190,14 +175,14 @@ class _Weights(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How a matrix is stored: `weights`, each of which is `offsets` less than it should be, `[rows, groups, 1]`."""
+    """How a matrix is stored. The `offsets` of the groups, `[rows, groups, 1]`, are missing in all of their weights."""
 
     weights: _Weights
     offsets: npt.NDArray[np.float32] | None = None
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Those with the same one can be joined."""
+        """Forms with the same layout can be merged."""
         return self.weights.bits, self.weights.quants.shape[1:], self.offsets is None
 
 

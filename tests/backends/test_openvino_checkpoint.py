@@ -18,7 +18,8 @@ from facts import raises, says
 from serving import Server
 
 from backends.openvino.checkpoint import convert_checkpoint
-from backends.openvino.model import EXACT, MODEL_NAME, compile_model
+from backends.openvino.model import EXACT, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
+from backends.openvino.precision import multiplies_bfloat16
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import ConversionRefused, LMIError, LoadFailed, UnsupportedModel
@@ -105,6 +106,22 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", TRACE, *(tmp_path / name for name in models)], check=True)
     for name, model in models.items():
         check_converted(model, tmp_path / name)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="needs instructions for bfloat16")
+def test_angles_of_positions_are_never_in_bfloat16(tmp_path: Path) -> None:
+    """Cohere's are turned in another way, which OpenVINO does not know as such."""
+    make_checkpoint("CohereConfig", {}, tmp_path / "model")
+    (tmp_path / "converted").mkdir()
+    subprocess.run([sys.executable, "-c", TRACE, tmp_path], check=True)
+    layers = compile_model(tmp_path / "converted" / MODEL_NAME, INTEGER_AND_BFLOAT16).body.get_runtime_model().get_ops()
+    types = {
+        (layer.get_rt_info()["layerType"].value, layer.get_rt_info()["outputPrecisions"].value) for layer in layers
+    }
+    assert ("Math", "f32") in types, "sines and cosines"
+    assert ("Math", "bf16") not in types
+    assert ("FullyConnected", "bf16") in types
 
 
 @pytest.mark.parametrize(

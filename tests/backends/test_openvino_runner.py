@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Sequence as AbstractSequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import openvino
 import psutil
 import pytest
 import torch
@@ -235,6 +237,35 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: Compi
         with pytest.raises(MemoryError):
             runner.forward([SequenceChunk(sequence, 0, sequence.token_ids, 1)])
     assert generate(runner, [sequence]) == expected
+
+
+def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: CompiledModel) -> None:
+    """The request's inputs keep their memory, and it must not be taken for theirs when OpenVINO refused it."""
+
+    class Refusing:
+        def __init__(self, request: openvino.InferRequest) -> None:
+            self._request = request
+            self.refused = ""
+
+        def set_tensor(self, name: str, tensor: openvino.Tensor) -> None:
+            if name == self.refused:
+                raise RuntimeError(name)
+            self._request.set_tensor(name, tensor)
+
+        def infer(self, **options: bool) -> Any:
+            return self._request.infer(**options)
+
+    runner = make_runner(model, 32)
+    expected = [all_logits(runner, prompt) for prompt in (PROMPTS[0], PROMPTS[1])]
+    assert runner._requests is not None
+    body, head = runner._requests
+    runner._requests = (request := Refusing(body), head)  # type: ignore[assignment]
+    request.refused = "input_ids"
+    with raises(RuntimeError, "input_ids"):
+        all_logits(runner, PROMPTS[0])
+    request.refused = ""
+    for prompt, logits in zip(PROMPTS, expected, strict=False):
+        np.testing.assert_array_equal(all_logits(runner, prompt), logits)
 
 
 def test_cache_that_does_not_fit_into_memory_is_named(model: CompiledModel) -> None:
