@@ -258,7 +258,7 @@ def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: openvino
     runner = make_runner(model, 32)
     expected = [all_logits(runner, prompt) for prompt in (PROMPTS[0], PROMPTS[1])]
     assert runner._request is not None
-    runner._request = request = Refusing(runner._request)  # type: ignore[assignment]
+    runner._request = request = Refusing(runner._request)
     request.refused = "input_ids"
     with raises(RuntimeError, "input_ids"):
         all_logits(runner, PROMPTS[0])
