@@ -212,7 +212,8 @@ def quantised(rows: int, columns: int, bits: int = 8, group_size: int = 32) -> o
     random = np.random.default_rng(rows + columns + bits)
     shape = (rows, columns // group_size, group_size)
     quants = weight_forms._stored(random.integers(0, 2**bits, shape, np.uint8), bits)
-    zeros, scales = (random.uniform(*limits, (*shape[:2], 1)).astype(np.float32) for limits in ((3, 12), (0.1, 0.2)))
+    zeros = random.uniform(3, 12, (*shape[:2], 1)).astype(np.float32)
+    scales = random.uniform(0.1, 0.2, (*shape[:2], 1)).astype(np.float32)
     differences = opset13.subtract(opset13.convert(quants, "f32"), opset13.constant(zeros))
     return opset13.reshape(opset13.multiply(differences, opset13.constant(scales)), [rows, columns], special_zero=False)
 
@@ -277,7 +278,12 @@ def test_what_is_replaced_is_freed(monkeypatch: pytest.MonkeyPatch, use: Any) ->
     process = psutil.Process()
     found = []
     pairs = weight_forms._pairs
-    monkeypatch.setattr(weight_forms, "_pairs", lambda *a: (found.append(process.memory_info().rss), pairs(*a))[1])
+
+    def observed(values: npt.NDArray[np.uint8], of: openvino.Type) -> openvino.Node:
+        found.append(process.memory_info().rss)
+        return pairs(values, of)
+
+    monkeypatch.setattr(weight_forms, "_pairs", observed)
     before = process.memory_info().rss
     use(model)
     assert max(found) - before < 190 * 2**20, "twice would be 240 MiB more"

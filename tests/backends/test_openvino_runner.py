@@ -259,7 +259,7 @@ def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: Compiled
     expected = [all_logits(runner, prompt) for prompt in (PROMPTS[0], PROMPTS[1])]
     assert runner._requests is not None
     body, head = runner._requests
-    runner._requests = (request := Refusing(body), head)  # type: ignore[assignment]
+    runner._requests = (request := Refusing(body), head)
     request.refused = "input_ids"
     with raises(RuntimeError, "input_ids"):
         all_logits(runner, PROMPTS[0])
