@@ -30,6 +30,7 @@ ALWAYS = {
 }
 QWEN, M, GPT2 = "option.model_id=Qwen/Qwen3-8B", "option.model_id=m", "option.model_id=gpt2"
 OURS, TWO = "option.model_id=/home/me/work/models/a", "option.tensor_parallel_degree=2"
+EVENTS = "option.output_formatter=sse"
 
 # Command, the lines that it becomes besides `ALWAYS`, and what the comments must say.
 Case = tuple[str, tuple[str, ...], tuple[str, ...]]
@@ -86,6 +87,10 @@ VLLM: list[Case] = [
     ("docker run --runtime nvidia -e NVIDIA_VISIBLE_DEVICES=3 vllm/vllm-openai m", (M,), ("CUDA_VISIBLE_DEVICES=3",)),
     ("docker run --entrypoint python3 vllm/vllm-openai -m vllm.entrypoints.openai.api_server --model m", (M,), ()),
     ("docker run --entrypoint bash vllm/vllm-openai -c 'vllm serve m --seed 1'", (M, "option.seed=1"), ()),
+    ("docker run -p 9000:8080 -e SM_VLLM_MODEL=m -e SM_VLLM_TENSOR_PARALLEL_SIZE=2 -e SM_VLLM_API_KEY=hf_secret a/vllm:1",
+     (M, TWO, EVENTS), ("lmi serve --model-dir . --port 9000", "API_KEY='<the value of --api-key>'")),
+    ("docker run -e SM_VLLM_MODEL=m -e SM_VLLM_SEED=1 -e SM_VLLM_ENABLE_LORA=false a/vllm:1 --seed 2",
+     (M, "option.seed=2", EVENTS), ()),
 ]  # fmt: skip
 
 TGI: list[Case] = [
