@@ -289,7 +289,7 @@ def translate_vllm(
     text: str, options: Mapping[str, DeclaredOption], environ: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return the serving.properties for a command of vLLM. `environ` is what its shell would know. Raises `ConfigError`."""
-    command = read_command(text, _PROGRAMS, "vllm", environ)
+    command = read_command(text, _PROGRAMS, ("vllm",), environ)
     words = [_LEVEL.sub("-O=", word) for word in command.words]
     translation = Translation("vllm", dict(options))
     translation.set("rolling_batch", "vllm", "vllm serve")

@@ -103,6 +103,10 @@ TGI: list[Case] = [
      (GPT2,), ("--port 8080", "-v /home/me/work/data:/data: options of the container")),
     ("docker run -v /srv/models:/data text-generation-inference --model-id /data/a", ("option.model_id=/srv/models/a",), ()),
     ("docker run -e MODEL_ID=/data/a -v /srv:/data/ text-generation-inference", ("option.model_id=/srv/a",), ()),
+    ("docker run -p 9000:8080 -e HF_MODEL_ID=gpt2 -e SM_NUM_GPUS=2 -e HF_MODEL_QUANTIZE=fp8 "
+     "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi3.3.6-gpu-py311",
+     (GPT2, TWO, "option.quantize=fp8"), ("lmi serve --model-dir . --port 9000",)),
+    ("docker run -p 80:80 -e HF_MODEL_ID=gpt2 text-generation-inference", (GPT2,), ("lmi serve --model-dir . --port 80",)),
     ("text-generation-launcher --quantize bitsandbytes", ("option.quantize=bitsandbytes8",), ()),
     ("text-generation-launcher --quantize bitsandbytes-nf4", ("option.quantize=bitsandbytes4",), ()),
     ("text-generation-launcher --quantize eetq", (), ("--quantize eetq: no engine has it",)),
