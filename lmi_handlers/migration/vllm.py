@@ -130,6 +130,7 @@ _ONE_PROCESS = "the server starts the processes that it needs; option.web_worker
 _BEHIND = (
     "only for a server that is the engine of another one, such as this one with option.rolling_batch=remote (remote.md)"
 )
+_SLEEP = "PUT /models/<model>?min_worker=0 ends the engine of a model, on a server with --model-store (many-models.md)"
 _CODE = "no code is loaded from outside; a model.py formats requests and answers (custom-code.md)"
 
 
@@ -199,6 +200,9 @@ _MEANINGS: dict[str, Meaning] = {
     ),
     "override_generation_config": Lacks("change the model's generation_config.json, and set option.generation_config=auto"),
     "lora_modules": Lacks("put each adapter in a folder adapters/<name> beside this file, and set option.enable_lora=true"),
+    "enable_sleep_mode": Lacks(_SLEEP),
+    "sleep_mode_offload_cudagraph": Lacks(_SLEEP),
+    "sleep_preserve_parameter_names": Lacks(_SLEEP),
     "config": Lacks("pass the entries of this file as flags"),
     "chat_template_content_format": Sets("chat_template_content_format"),
     "enable_auto_tool_choice": Sets("enable_auto_tool_choice"),

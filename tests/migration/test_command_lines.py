@@ -89,6 +89,7 @@ VLLM: list[Case] = [
     ("docker run --entrypoint bash vllm/vllm-openai -c 'vllm serve m --seed 1'", (M, "option.seed=1"), ()),
     ("docker run -p 9000:8080 -e SM_VLLM_MODEL=m -e SM_VLLM_TENSOR_PARALLEL_SIZE=2 -e SM_VLLM_API_KEY=hf_secret a/vllm:1",
      (M, TWO, EVENTS), ("lmi serve --model-dir . --port 9000", "API_KEY='<the value of --api-key>'")),
+    ("vllm serve m --enable-sleep-mode", (M,), ("--enable-sleep-mode: PUT /models/<model>?min_worker=0",)),
     ("docker run -e SM_VLLM_MODEL=m -e SM_VLLM_SEED=1 -e SM_VLLM_ENABLE_LORA=false a/vllm:1 --seed 2",
      (M, "option.seed=2", EVENTS), ()),
 ]  # fmt: skip
