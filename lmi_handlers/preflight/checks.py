@@ -99,6 +99,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     yield from _misnamed(configuration)
     yield from _of_tgi(configuration)
+    yield from _too_long(properties)
     yield from _beside(configuration)
     yield from _uninstalled(configuration)
     if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
@@ -128,6 +129,16 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
         yield (
             f"{name} is a variable of TGI, but the invoke routes answer as LMI does, with an object where TGI has a list: "
             "option.tgi_compat=true makes them answer as TGI, and false ends this warning"
+        )
+
+
+def _too_long(properties: ServingProperties) -> Iterator[str]:
+    """Yield a warning for a limit of prompts that the context never reaches. TGI does not start with such a limit."""
+    prompt, total = properties.max_input_tokens, properties.max_model_len
+    if prompt is not None and total is not None and prompt >= total and not properties.pools:
+        yield (
+            f"option.max_input_tokens={prompt} has no effect: with option.max_model_len={total}, a prompt may have at most "
+            f"{total - 1} tokens, and answers get what it leaves"
         )
 
 
