@@ -135,6 +135,7 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
     if causes:
         fail(*causes)
     if configuration.loaded.unknown_names(configuration.backend):
+        show("\nThe server would start, but an option is unknown (see Warnings): exit status 1.")
         sys.exit(1)
 
 

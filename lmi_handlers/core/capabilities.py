@@ -127,7 +127,7 @@ def other_task(served: ServedTask, asked: ServedTask) -> str:
     if asked == "text-generation":
         return f"this server {_DOES[served]} and generates none (option.task={served})"
     needs = "scores need" if asked == "text-ranking" else "embeddings need"
-    beside = ", and /v1/embeddings also option.chat_embeddings" if (served, asked) == _BESIDE else ""
+    beside = ", or option.chat_embeddings=mean for /v1/embeddings beside chats" if (served, asked) == _BESIDE else ""
     return f"this server {_DOES[served]}; {needs} a server with option.task={asked}{beside}"
 
 

@@ -42,13 +42,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     remarks: Sequence[str] = ()
 
 
-def read_command(text: str, programs: Sequence[Sequence[str]], image: str, environ: Mapping[str, str]) -> Command:
+def read_command(
+    text: str, programs: Sequence[Sequence[str]], images: Sequence[str], environ: Mapping[str, str]
+) -> Command:
     """Find the first command of one of these `programs` (each the words of its name) in a script for a shell.
 
-    In `docker run`, `image` is part of the image's name. Flags alone are read as if the program stood before them.
+    In `docker run`, one of `images` is part of the image's name. Flags alone are read as if the program stood before them.
     `environ` has the variables that the shell would know. Raises `ConfigError` if there is no such command.
     """
-    reader = _Script(programs, image)
+    reader = _Script(programs, images)
     found = reader.find(text, dict(environ), {}, _DEPTH)
     if found is None:
         raise ConfigError(f"there is no command {shlex.join(programs[0])!r} in {text.strip()[:80]!r}")
@@ -58,9 +60,9 @@ def read_command(text: str, programs: Sequence[Sequence[str]], image: str, envir
 class _Script:
     """Looks for one of the programs, in commands and in what wrappers start."""
 
-    def __init__(self, programs: Sequence[Sequence[str]], image: str) -> None:
+    def __init__(self, programs: Sequence[Sequence[str]], images: Sequence[str]) -> None:
         self._programs = programs
-        self._image = image
+        self._images = images
 
     def find(self, text: str, variables: dict[str, str], exported: dict[str, str], depth: int) -> Command | None:
         """Return the first command of the program in `text`. `variables` are known, `exported` reach the program."""
@@ -92,7 +94,7 @@ class _Script:
 
     def _in_container(self, words: Sequence[str], start: int, exported: Mapping[str, str]) -> Command:
         environ, remarks = _of_wrappers(words[:start])
-        found, inside = read_container(words[start + 2 :], self._image, {**exported, **environ})
+        found, inside = read_container(words[start + 2 :], self._images, {**exported, **environ})
         variables = {name: found.outside(value) for name, value in found.environ.items()}
         end = self._start(inside)[1]
         command = self._within(inside, {}, variables, _DEPTH) if end == 0 else None

@@ -33,6 +33,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     from outside, `others` the options that mean nothing without a container, as they were written.
     """
 
+    image: str = ""
     environ: Mapping[str, str] = {}
     ports: Mapping[int, tuple[str, int]] = {}
     mounts: Mapping[str, tuple[str, str]] = {}
@@ -49,18 +50,23 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         return word
 
 
-def read_container(words: Sequence[str], image: str, exported: Mapping[str, str]) -> tuple[Container, list[str]]:
+def read_container(
+    words: Sequence[str], images: Sequence[str], exported: Mapping[str, str]
+) -> tuple[Container, list[str]]:
     """Read the words after `docker run`, and return what they say, and the words that the container runs.
 
-    `image` is part of the image's name. `exported` are variables from outside. Raises `ConfigError` if there is no such
-    image.
+    One of `images` is part of the image's name. `exported` are variables from outside. Raises `ConfigError` if there is
+    no such image.
     """
-    pairs = enumerate(itertools.pairwise(("", *words)))
-    end = next(
-        (i for i, (last, word) in pairs if image in word and not word.startswith("-") and not _wants_value(last)), None
-    )
+    places = [
+        i
+        for i, (last, word) in enumerate(itertools.pairwise(("", *words)))
+        if not word.startswith("-") and not _wants_value(last)
+    ]
+    end = next((i for i in places if any(image in words[i] for image in images)), None)
     if end is None:
-        raise ConfigError(f"the command starts a container, but names no image with {image!r} in its name")
+        shown = " or ".join(map(repr, images))
+        raise ConfigError(f"the command starts a container, but names no image with {shown} in its name")
     environ: dict[str, str] = {}
     ports: dict[int, tuple[str, int]] = {}
     mounts: dict[str, tuple[str, str]] = {}
@@ -87,6 +93,7 @@ def read_container(words: Sequence[str], image: str, exported: Mapping[str, str]
     if (visible := environ.pop("NVIDIA_VISIBLE_DEVICES", "all")) not in ("all", "void", "none"):
         environ.setdefault("CUDA_VISIBLE_DEVICES", visible)
     container = Container(
+        image=words[end],
         environ=environ,
         ports=ports,
         mounts=mounts,

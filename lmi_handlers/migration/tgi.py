@@ -23,7 +23,9 @@ _SWITCHES = (
     "enable-prefill-logprobs",
     "graceful-termination",
 )
-_PORT, _PORT_OF_THE_IMAGE = 3000, 80
+_PORT = 3000
+_IMAGES = {"text-generation-inference": 80, "tgi-inference": 8080}
+"""Parts of the names of TGI's image and of SageMaker's -> the port inside. Variables configure the latter."""
 
 _QUANTIZE = ("QUANTIZE", "HF_MODEL_QUANTIZE")
 _NO_QUANTIZATION = {
@@ -39,6 +41,7 @@ _NGROK = "there are no tunnels"
 
 _OTHERS: dict[str, Meaning] = {
     **{name: Lacks(reason) for name, reason in TGI_NO_EFFECT.items()},
+    "HF_MODEL_ID": Sets("model_id"),
     "PORT": Passes("--port"),
     "HOSTNAME": Passes("--host"),
     "API_KEY": Exports("API_KEY", secret=True),
@@ -65,7 +68,7 @@ def translate_tgi(
 
     Raises `ConfigError`.
     """
-    command = read_command(text, (("text-generation-launcher",),), "text-generation-inference", environ)
+    command = read_command(text, (("text-generation-launcher",),), [*_IMAGES], environ)
     translation = Translation("tgi", dict(options))
     translation.set("tgi_compat", "true", "/invocations speaks TGI's API; its own routes are always there")
     given: dict[str, tuple[str, list[str]]] = {}
@@ -90,7 +93,9 @@ def translate_tgi(
             translation.add(Lacks(reason), f"{shown} {values[0]}", values)
         elif (meaning := _meaning(variable)) is not None:
             translation.add(meaning, shown, values)
-    translation.add_surroundings(command, _PORT if command.container is None else _PORT_OF_THE_IMAGE)
+    container = command.container
+    port = _PORT if container is None else next(port for name, port in _IMAGES.items() if name in container.image)
+    translation.add_surroundings(command, port)
     return translation.render()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from backends.vllm.arguments import ALIASES, ALONE, DTYPES, NO_EFFECT, OURS, REMOVED
 from lmi_handlers.config.option import DeclaredOption
-from lmi_handlers.config.variables import VLLM_DEFAULTS
+from lmi_handlers.config.variables import SM_VLLM, VLLM_DEFAULTS
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.migration.command import MANY, read_command, read_flags
 from lmi_handlers.migration.translation import Exports, Lacks, Meaning, Passes, Sets, Translation
@@ -25,7 +25,7 @@ _PROGRAMS = (
     ("-m", "vllm.entrypoints.openai.api_server"),
     ("-m", "vllm.entrypoints.cli.main", "serve"),
 )
-_PORT = 8000
+_PORT, _PORT_OF_SAGEMAKER = 8000, 8080
 
 _SHORT = {
     "-asc": "--api-server-count",
@@ -130,6 +130,7 @@ _ONE_PROCESS = "the server starts the processes that it needs; option.web_worker
 _BEHIND = (
     "only for a server that is the engine of another one, such as this one with option.rolling_batch=remote (remote.md)"
 )
+_SLEEP = "PUT /models/<model>?min_worker=0 ends the engine of a model, on a server with --model-store (many-models.md)"
 _CODE = "no code is loaded from outside; a model.py formats requests and answers (custom-code.md)"
 
 
@@ -199,6 +200,9 @@ _MEANINGS: dict[str, Meaning] = {
     ),
     "override_generation_config": Lacks("change the model's generation_config.json, and set option.generation_config=auto"),
     "lora_modules": Lacks("put each adapter in a folder adapters/<name> beside this file, and set option.enable_lora=true"),
+    "enable_sleep_mode": Lacks(_SLEEP),
+    "sleep_mode_offload_cudagraph": Lacks(_SLEEP),
+    "sleep_preserve_parameter_names": Lacks(_SLEEP),
     "config": Lacks("pass the entries of this file as flags"),
     "chat_template_content_format": Sets("chat_template_content_format"),
     "enable_auto_tool_choice": Sets("enable_auto_tool_choice"),
@@ -289,15 +293,21 @@ def translate_vllm(
     text: str, options: Mapping[str, DeclaredOption], environ: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return the serving.properties for a command of vLLM. `environ` is what its shell would know. Raises `ConfigError`."""
-    command = read_command(text, _PROGRAMS, "vllm", environ)
+    command = read_command(text, _PROGRAMS, ("vllm",), environ)
     words = [_LEVEL.sub("-O=", word) for word in command.words]
     translation = Translation("vllm", dict(options))
     translation.set("rolling_batch", "vllm", "vllm serve")
     for key, text in VLLM_DEFAULTS.items():
         translation.lines[key] = text, "vllm's default"
     translation.set("tensor_parallel_degree", "1", "vllm's default")
+    is_of_sagemaker = any(name.startswith(SM_VLLM) for name in command.environ)
+    if is_of_sagemaker:
+        translation.set("output_formatter", "sse", "/invocations streams events, as in SageMaker's image of vLLM")
     for name, value in command.environ.items():
-        translation.add_variable(name, value, _VARIABLES)
+        if name.startswith(SM_VLLM):
+            add_variable(translation, name, value)
+        else:
+            translation.add_variable(name, value, _VARIABLES)
     groups: dict[str, dict[str, Any]] = {}
     has_model = False
     for flag, values in read_flags(words, number_of_values, _SHORT):
@@ -313,8 +323,42 @@ def translate_vllm(
             add_flag(translation, flag, values)
     for name, parts in groups.items():
         translation.set(name, json.dumps(parts), f"--{name.replace('_', '-')}.*")
-    translation.add_surroundings(command, _PORT)
+    translation.add_surroundings(command, _PORT_OF_SAGEMAKER if is_of_sagemaker else _PORT)
     return translation.render()
+
+
+def flag_of(variable: str) -> str:
+    """Return the flag of a variable of SageMaker's image, without its dashes."""
+    return variable.removeprefix(SM_VLLM).lower().replace("_", "-")
+
+
+def add_variable(translation: Translation, name: str, text: str) -> None:
+    """Add the flag that a variable of SageMaker's image sets. Raises `ConfigError`.
+
+    `SM_VLLM_MAX_MODEL_LEN=4096` is `--max-model-len 4096`. `true` is a flag without a value, and so is an empty text if
+    the flag takes none; `false` is no flag at all, and a JSON array is several values. Source: AWS's documentation of that
+    image.
+    """
+    flag, text = flag_of(name), text.strip()
+    if flag and text.lower() != "false" and (text or number_of_values(flag) == 0):
+        try:
+            add_flag(translation, flag, _values(text))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+
+def _values(text: str) -> list[str]:
+    if text.lower() in ("", "true"):
+        return []
+    if text.startswith("["):
+        try:
+            items = json.loads(text)
+        except ValueError:
+            return [text]
+        if not items:
+            raise ConfigError("there is no value in []")
+        return [item if isinstance(item, str) else json.dumps(item) for item in items]
+    return [text]
 
 
 def number_of_values(flag: str) -> int:

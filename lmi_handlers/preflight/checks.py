@@ -22,8 +22,16 @@ from backends.paged.options import PagedOptions
 from backends.selection import check_format, check_gpus, check_installed, count_gpus, find_gpu
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
-from lmi_handlers.config.custom_code import ADAPTER_FUNCTIONS, REGISTER, check_siblings, defined_names
+from lmi_handlers.config.custom_code import (
+    ADAPTER_FUNCTIONS,
+    REGISTER,
+    SCRIPT,
+    check_siblings,
+    defined_names,
+    names_script,
+)
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import FILE_NAME, ServingProperties
 from lmi_handlers.config.scripts import find_requirements
@@ -91,10 +99,12 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     yield from _misnamed(configuration)
     yield from _of_tgi(configuration)
+    yield from _too_long(properties)
     yield from _beside(configuration)
     yield from _uninstalled(configuration)
     if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
         yield f"the model's code does not get {', '.join(names)}; {VARIABLE}={','.join(names)} passes them on"
+    yield from _unused(configuration)
     yield from _uncalled(configuration)
     yield from configuration.loaded.warnings(backend)
     if excess := _excess_memory(properties, backend):
@@ -119,6 +129,16 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
         yield (
             f"{name} is a variable of TGI, but the invoke routes answer as LMI does, with an object where TGI has a list: "
             "option.tgi_compat=true makes them answer as TGI, and false ends this warning"
+        )
+
+
+def _too_long(properties: ServingProperties) -> Iterator[str]:
+    """Yield a warning for a limit of prompts that the context never reaches. TGI does not start with such a limit."""
+    prompt, total = properties.max_input_tokens, properties.max_model_len
+    if prompt is not None and total is not None and prompt >= total and not properties.pools:
+        yield (
+            f"option.max_input_tokens={prompt} has no effect: with option.max_model_len={total}, a prompt may have at most "
+            f"{total - 1} tokens, and answers get what it leaves"
         )
 
 
@@ -158,6 +178,23 @@ def _uninstalled(configuration: Configuration) -> Iterator[str]:
             yield f"{file} is ignored: install packages in the image"
     elif code.requirements is None and (file := find_requirements(Path(code.directory), model_dir)) is not None:
         yield f"{file} is ignored: set option.install_requirements=true, or install packages in the image"
+
+
+def _unused(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning for each model.py with no function that would be called, perhaps because its name is misspelt."""
+    directory, formatters = configuration.model_dir, configuration.formatters
+    if directory is None or configuration.answered_by is AnsweredBy.OWN_CODE:
+        return
+    used = {script.path for script in formatters.scripts} if formatters is not None else set()
+    properties = configuration.properties
+    patterns = [] if names_script(properties.entry_point) else [SCRIPT]  # else that file may import it
+    patterns += [f"adapters/*/{SCRIPT}"] if properties.enable_lora else []
+    for path in (path for pattern in patterns for path in sorted(directory.glob(pattern)) if str(path) not in used):
+        own = "" if path.parent != directory else f"{properties.handler}(inputs), "
+        yield (
+            f"{path} is not used: it has no {own}@{INPUT_FORMATTER} or @{OUTPUT_FORMATTER}"
+            + (", and option.output_formatter names no function of it" if own else "")
+        )
 
 
 def _uncalled(configuration: Configuration) -> Iterator[str]:

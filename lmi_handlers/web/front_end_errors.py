@@ -8,6 +8,7 @@ DJL Serving's format.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -110,6 +111,10 @@ def _missing(path: str) -> str:
         return f"{start}: responses are not stored"
     if option := _added_by(path):
         return f"{start}: {option} adds it"
+    if any(_below(path, prefix) for prefix in _SLEEP):
+        return f"{start}: a model sleeps after PUT /models/<model>?min_worker=0, which lmi serve --model-store has"
+    if re.fullmatch("/models/[^/]+", path):
+        return f"{start}: lmi serve --model-store adds it"
     if meant := _meant(path):
         return f"{start}; did you mean {meant}?"
     instead = next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), "")
@@ -141,8 +146,13 @@ def _added_by(path: str) -> str:
 _INSTEAD = {
     "/api": "POST /v1/chat/completions",
     "/v2": "POST /v1/chat/completions",
+    **dict.fromkeys(("/version", "/server_info"), "GET /info"),
+    **dict.fromkeys(("/load", "/server/metrics"), "GET /metrics"),
 }
-"""Replacements for APIs that are not supported, by path prefix."""
+"""Replacements for APIs that are not supported, by path prefix. docs/migrating.md has those of vLLM and DJL Serving."""
+
+_SLEEP = ("/sleep", "/wake_up", "/is_sleeping")
+"""vLLM's routes."""
 
 
 def _meant(path: str) -> str:

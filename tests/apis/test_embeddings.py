@@ -281,7 +281,7 @@ def test_a_server_that_embeds_rejects_requests_for_text(
 def test_a_server_that_generates_rejects_requests_for_embeddings(echo_server: Server) -> None:
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})):
         answer = echo_server.invoke(body, path=path)
-        cause = "embeddings need a server with option.task=text-embedding"
+        cause = "embeddings need a server with option.task=text-embedding, or option.chat_embeddings=mean for /v1/embeddings"
         assert (answer.status_code, cause in answer.text) == (404, True), answer.text
 
 

@@ -48,6 +48,27 @@ def test_check_loads_formatters_unless_told_not_to(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "imported").exists()
 
 
+@pytest.mark.parametrize("script", ["", "def handler(inputs):\n    pass\n", WRITE.replace("@output_formatter\n", "")])
+def test_a_model_py_without_a_function_that_is_called_is_named(tmp_path: Path, script: str) -> None:
+    checked = check(tmp_path / "m", script)
+    assert checked.returncode == 0
+    assert says(checked.stdout, "m/model.py not used no handle(inputs), @input_formatter or @output_formatter")
+    for properties in ("", "option.output_formatter=write\n"):
+        used = check(
+            tmp_path / "m", WRITE if not properties else WRITE.replace("@output_", "# "), properties=ECHO + properties
+        )
+        assert (used.returncode, "not used" in used.stdout) == (0, False)
+
+
+def test_a_model_py_of_an_adapter_without_formatters_is_named(tmp_path: Path) -> None:
+    for name, text in (("a", WRITE), ("b", WRITE.replace("@output_formatter\n", ""))):
+        (tmp_path / "m" / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "m" / "adapters" / name / "model.py").write_text(text)
+    checked = check(tmp_path / "m", WRITE, "--no-code", properties=ECHO + "option.enable_lora=true\n")
+    (line,) = [line for line in checked.stdout.splitlines() if "not used" in line]
+    assert "/m/adapters/b/model.py is not used: it has no @input_formatter or @output_formatter" in line
+
+
 def test_formatters_that_do_not_load_end_the_server(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "m0").mkdir()
     (tmp_path / "m0" / "model.py").write_text(f"{WRITE}import not_installed_here\n")

@@ -30,6 +30,7 @@ ALWAYS = {
 }
 QWEN, M, GPT2 = "option.model_id=Qwen/Qwen3-8B", "option.model_id=m", "option.model_id=gpt2"
 OURS, TWO = "option.model_id=/home/me/work/models/a", "option.tensor_parallel_degree=2"
+EVENTS = "option.output_formatter=sse"
 
 # Command, the lines that it becomes besides `ALWAYS`, and what the comments must say.
 Case = tuple[str, tuple[str, ...], tuple[str, ...]]
@@ -86,6 +87,11 @@ VLLM: list[Case] = [
     ("docker run --runtime nvidia -e NVIDIA_VISIBLE_DEVICES=3 vllm/vllm-openai m", (M,), ("CUDA_VISIBLE_DEVICES=3",)),
     ("docker run --entrypoint python3 vllm/vllm-openai -m vllm.entrypoints.openai.api_server --model m", (M,), ()),
     ("docker run --entrypoint bash vllm/vllm-openai -c 'vllm serve m --seed 1'", (M, "option.seed=1"), ()),
+    ("docker run -p 9000:8080 -e SM_VLLM_MODEL=m -e SM_VLLM_TENSOR_PARALLEL_SIZE=2 -e SM_VLLM_API_KEY=hf_secret a/vllm:1",
+     (M, TWO, EVENTS), ("lmi serve --model-dir . --port 9000", "API_KEY='<the value of --api-key>'")),
+    ("vllm serve m --enable-sleep-mode", (M,), ("--enable-sleep-mode: PUT /models/<model>?min_worker=0",)),
+    ("docker run -e SM_VLLM_MODEL=m -e SM_VLLM_SEED=1 -e SM_VLLM_ENABLE_LORA=false a/vllm:1 --seed 2",
+     (M, "option.seed=2", EVENTS), ()),
 ]  # fmt: skip
 
 TGI: list[Case] = [
@@ -98,6 +104,10 @@ TGI: list[Case] = [
      (GPT2,), ("--port 8080", "-v /home/me/work/data:/data: options of the container")),
     ("docker run -v /srv/models:/data text-generation-inference --model-id /data/a", ("option.model_id=/srv/models/a",), ()),
     ("docker run -e MODEL_ID=/data/a -v /srv:/data/ text-generation-inference", ("option.model_id=/srv/a",), ()),
+    ("docker run -p 9000:8080 -e HF_MODEL_ID=gpt2 -e SM_NUM_GPUS=2 -e HF_MODEL_QUANTIZE=fp8 "
+     "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi3.3.6-gpu-py311",
+     (GPT2, TWO, "option.quantize=fp8"), ("lmi serve --model-dir . --port 9000",)),
+    ("docker run -p 80:80 -e HF_MODEL_ID=gpt2 text-generation-inference", (GPT2,), ("lmi serve --model-dir . --port 80",)),
     ("text-generation-launcher --quantize bitsandbytes", ("option.quantize=bitsandbytes8",), ()),
     ("text-generation-launcher --quantize bitsandbytes-nf4", ("option.quantize=bitsandbytes4",), ()),
     ("text-generation-launcher --quantize eetq", (), ("--quantize eetq: no engine has it",)),

@@ -248,7 +248,7 @@ def test_every_flag_of_the_launcher_is_known() -> None:
         ("text-generation-launcher --model-id", "--model-id no"),
         ("text-generation-launcher --model_idd x", "text-generation-launcher no --model-idd"),
         ("text-generation-launcher gpt2", "text-generation-launcher no gpt2"),
-        ("docker run ubuntu", "command no text-generation-inference"),
+        ("docker run ubuntu", "command no text-generation-inference tgi-inference"),
     ],
 )
 def test_bad_commands(text: str, cause: str) -> None:

@@ -110,7 +110,7 @@ def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path
 def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path: Path) -> None:
     write(tmp_path, "retry_limit=1\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
-    warnings, head, *_, streams, explicit, rest, server = result.stdout.split("\n\n")
+    warnings, head, *_, streams, explicit, rest, server, _ = result.stdout.split("\n\n")
     selection = select_backend(ServingProperties(), find_gguf(None, None))
     assert head == f"Model {DEFAULT_MODEL_NAME} on backend {selection.name}: {selection.reason}"
     assert "JSON lines" in streams
@@ -134,6 +134,7 @@ def test_check_fails_on_an_unknown_option_and_suggests_a_similar_one(tmp_path: P
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
     assert result.returncode == 1
     assert says(result.stdout, "unknown option.max_roling_batch_size option.max_rolling_batch_size")
+    assert says(result.stdout.splitlines()[-1], "server start unknown Warnings exit status 1")
 
 
 @pytest.mark.parametrize(

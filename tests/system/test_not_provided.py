@@ -104,6 +104,17 @@ def test_variables_of_tgi_without_its_api_cause_a_warning(
     assert tell(ended.warnings, [f"{next(iter(environment))} TGI option.tgi_compat=true"] if warned else [])
 
 
+@pytest.mark.parametrize(("prompt", "total", "warned"), [(64, 64, True), (63, 64, False), (64, None, False)])
+def test_a_limit_of_prompts_that_leaves_no_answer_causes_a_warning(
+    tmp_path: Path, both: Both, prompt: int, total: int | None, warned: bool
+) -> None:
+    limits = f"option.max_input_tokens={prompt}\n" + (f"option.max_model_len={total}\n" if total else "")
+    ended = both(write(tmp_path / "m", {"serving.properties": f"{ECHO['serving.properties']}\n{limits}"}))
+    assert ended.status == 0
+    words = f"option.max_input_tokens={prompt} no effect option.max_model_len={total} at most {prompt - 1} tokens"
+    assert tell(ended.warnings, [words] if warned else [])
+
+
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])
 def test_environment_variables_that_disable_a_feature_are_accepted(
     tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str
