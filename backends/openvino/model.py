@@ -13,6 +13,7 @@ import openvino
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation  # public only in C++
 
+from backends.openvino.rotation import rotate_together
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 
 MODEL_NAME = "openvino_model.xml"
@@ -81,13 +82,15 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
-    head = _cut_head(model)
+    head = _cut_head(model, properties["INFERENCE_PRECISION_HINT"])
+    for attention in _attentions(model):
+        rotate_together(model, attention)
     _shape_outputs_of_attention(model)
     exact_logits = properties | {"INFERENCE_PRECISION_HINT": "f32"}
     return CompiledModel(core.compile_model(model, "CPU", properties), core.compile_model(head, "CPU", exact_logits))
 
 
-def _cut_head(model: openvino.Model) -> openvino.Model:
+def _cut_head(model: openvino.Model, dtype: str) -> openvino.Model:
     """Return what computes the logits, which are no longer a result of `model`: the largest product, and what corrects it.
 
     It is computed for some tokens only.
@@ -97,16 +100,16 @@ def _cut_head(model: openvino.Model) -> openvino.Model:
     while product.get_type_name() != "MatMul":
         product = product.input_value(0).get_node()
     hidden = product.input_value(0)  # [tokens, 1, hidden size]
-    given = opset13.parameter(hidden.get_partial_shape(), hidden.get_element_type(), name="hidden")
-    indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
     users = hidden.get_target_inputs()
-    selected = opset13.result(opset13.gather(hidden, indices, opset13.constant(0)))
-    for node, name in (given, "hidden"), (indices, "logit_indices"), (selected, "hidden"):
+    indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
+    selected = opset13.convert(opset13.gather(hidden, indices, opset13.constant(0)), dtype)
+    given = opset13.parameter(selected.get_output_partial_shape(0), selected.get_element_type(), name="hidden")
+    for node, name in (indices, "logit_indices"), (selected, "hidden"), (given, "hidden"):
         node.output(0).set_names({name})
     for user in users:
-        user.replace_source_output(given.output(0))
+        user.replace_source_output(opset13.convert(given, "f32").output(0))
     model.remove_result(result)
-    model.add_results([selected])
+    model.add_results([opset13.result(selected)])
     model.add_parameters([indices])
     return openvino.Model([result], [given])
 

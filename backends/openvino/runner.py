@@ -78,7 +78,8 @@ class OpenVinoRunner(Runner):
         for name, tensor in self._tensors.items():
             body.set_tensor(name, tensor)
         # OpenVINO gives what the body computes a new size in each step.
-        hidden = openvino.Tensor(openvino.Type.f32, model.head.input("hidden").partial_shape.get_min_shape())
+        port = model.head.input("hidden")
+        hidden = openvino.Tensor(port.element_type, port.partial_shape.get_min_shape())
         for request in body, head:
             request.set_tensor("hidden", hidden)
         return body, head
