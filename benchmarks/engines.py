@@ -155,6 +155,8 @@ def _take_turns(
 ) -> dict[str, float]:
     """Return tokens per second: medians over up to `ROUNDS` rounds, after a short warm-up. Every prompt is used only once.
 
+    Every second round goes backwards: with few streams, an engine is slowed by the one whose turn was before, by up to a
+    tenth after llama.cpp's.
     An engine that fails is left out from then on, unless it is one of `never_fail`.
     """
     model = default_model()
@@ -163,7 +165,7 @@ def _take_turns(
         warm_up = turn == "warm-up"
         length, new_tokens = (PROMPT_TOKENS, WARM_UP_TOKENS) if warm_up else (load.prompt_tokens, load.new_tokens)
         prompts = make_prompts(model, load.streams, length, (load.column, turn))
-        for name, engine in engines.items():
+        for name, engine in engines.items() if warm_up or turn % 2 else reversed(engines.items()):
             if name in failures or sum(seconds[name]) >= ROUNDS_LIMIT:
                 continue
             print(f"{load.column}, {turn}: {name}", file=sys.stderr)

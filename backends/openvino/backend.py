@@ -19,7 +19,7 @@ from backends.openvino.model import (
     INTEGER_AND_BFLOAT16,
     MODEL_NAME,
     Change,
-    CompiledModel,
+    Parts,
     change_model,
     compile_model,
 )
@@ -126,7 +126,7 @@ class OpenVinoBackend(PagedBackend):
         return backend
 
 
-def _compile(ir_file: Path, dtype: str) -> tuple[CompiledModel, str]:
+def _compile(ir_file: Path, dtype: str) -> tuple[Parts, str]:
     """Return the compiled model and its data type: float32 in place of bfloat16 if OpenVINO fails to compute in that."""
     if dtype == INTEGERS_AND_BFLOAT16:
         try:
@@ -139,7 +139,7 @@ def _compile(ir_file: Path, dtype: str) -> tuple[CompiledModel, str]:
     return compile_model(ir_file, _PROPERTIES[dtype]), dtype
 
 
-def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
+def _compile_and_try_out(ir_file: Path, properties: dict[str, str]) -> Parts:
     compile_again = functools.partial(compile_model, ir_file, properties)
     compiled = compile_again()
     try_out(compiled, compile_again)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import openvino
@@ -29,6 +28,9 @@ INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
 
 INTEGER_AND_BFLOAT16 = INTEGER | {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
 """The same, and all else but the logits is in bfloat16, for a CPU that has instructions for it."""
+
+HIDDEN = "hidden"
+"""What the first of two parts gives to the second."""
 
 Change = Callable[[openvino.Model], None]
 """Changes a converted model in place."""
@@ -57,23 +59,15 @@ def change_model(ir_file: Path, changes: Sequence[Change]) -> None:
         written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
 
 
-class CompiledModel(NamedTuple):
-    """A model in two parts, because OpenVINO has no option for the type of one product alone.
-
-    Logits that were rounded to bfloat16 would often be equal where they are not.
-    """
-
-    body: openvino.CompiledModel
-    """Computes `hidden`, `[logits, 1, hidden size]`, from the inputs of paged attention, and from `logit_indices`: the
-    tokens whose logits are wanted."""
-    head: openvino.CompiledModel
-    """Computes `logits`, `[logits, 1, vocabulary]`, from `hidden`."""
+Parts = tuple[openvino.CompiledModel, ...]
+"""A compiled model. With more than one part, each computes what the next one is given."""
 
 
-def compile_model(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
+def compile_model(ir_file: Path, properties: dict[str, str]) -> Parts:
     """Compile an IR file with a state of keys and values for the CPU, to be run by `OpenVinoRunner`.
 
-    Raises `ConfigError` if the model's attention cannot be converted.
+    The inputs of the first part are those of paged attention, and `logit_indices`: the tokens whose `logits`, `[tokens, 1,
+    vocabulary]`, the last part computes. Raises `ConfigError` if the model's attention cannot be converted.
     """
     core = openvino.Core()
     model = core.read_model(ir_file)
@@ -82,35 +76,51 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> CompiledModel:
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
-    head = _cut_head(model, properties["INFERENCE_PRECISION_HINT"])
+    selected = _select_logits(model)
+    parts = [(model, properties)]
+    if properties["INFERENCE_PRECISION_HINT"] == "bf16":
+        parts.append((_cut_head(model, selected), properties | {"INFERENCE_PRECISION_HINT": "f32"}))
     for attention in _attentions(model):
         rotate_together(model, attention)
     _shape_outputs_of_attention(model)
-    exact_logits = properties | {"INFERENCE_PRECISION_HINT": "f32"}
-    return CompiledModel(core.compile_model(model, "CPU", properties), core.compile_model(head, "CPU", exact_logits))
+    return tuple(core.compile_model(part, "CPU", of_part) for part, of_part in parts)
 
 
-def _cut_head(model: openvino.Model, dtype: str) -> openvino.Model:
-    """Return what computes the logits, which are no longer a result of `model`: the largest product, and what corrects it.
+def _select_logits(model: openvino.Model) -> openvino.Output:
+    """Compute the logits of the tokens `logit_indices` only, because the vocabulary is the largest product of all.
 
-    It is computed for some tokens only.
+    Returns its inputs, `[tokens, 1, hidden size]`.
+    """
+    node = model.output("logits").get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
+    indices.output(0).set_names({"logit_indices"})
+    hidden = node.input_value(0)
+    users = hidden.get_target_inputs()  # the product, and what corrects it
+    selected = opset13.gather(hidden, indices, opset13.constant(0)).output(0)
+    for user in users:
+        user.replace_source_output(selected)
+    model.add_parameters([indices])
+    model.validate_nodes_and_infer_types()
+    return selected
+
+
+def _cut_head(model: openvino.Model, selected: openvino.Output) -> openvino.Model:
+    """Return what computes logits from `selected`, which is what `model` computes from then on, in bfloat16.
+
+    OpenVINO has no option for the type of one product, and logits that were rounded would often be equal.
     """
     result = model.output("logits").get_node()
-    product = result
-    while product.get_type_name() != "MatMul":
-        product = product.input_value(0).get_node()
-    hidden = product.input_value(0)  # [tokens, 1, hidden size]
-    users = hidden.get_target_inputs()
-    indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
-    selected = opset13.convert(opset13.gather(hidden, indices, opset13.constant(0)), dtype)
-    given = opset13.parameter(selected.get_output_partial_shape(0), selected.get_element_type(), name="hidden")
-    for node, name in (indices, "logit_indices"), (selected, "hidden"), (given, "hidden"):
-        node.output(0).set_names({name})
+    users = selected.get_target_inputs()
+    rounded = opset13.convert(selected, "bf16").output(0)  # or OpenVINO would keep all sums of layers in float32, too
+    given = opset13.parameter(rounded.get_partial_shape(), rounded.get_element_type(), name=HIDDEN)
+    for output in rounded, given.output(0):
+        output.set_names({HIDDEN})
     for user in users:
         user.replace_source_output(opset13.convert(given, "f32").output(0))
     model.remove_result(result)
-    model.add_results([opset13.result(selected)])
-    model.add_parameters([indices])
+    model.add_results([opset13.result(rounded)])
     return openvino.Model([result], [given])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
-from backends.openvino.model import CompiledModel
+from backends.openvino.model import HIDDEN, Parts
 from backends.paged.runner import Runner
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
@@ -34,15 +34,15 @@ class OpenVinoRunner(Runner):
     A block takes up memory from its first use until it is reclaimed. `compile_again` returns the same model once more.
     """
 
-    def __init__(self, model: CompiledModel, num_blocks: int, compile_again: Callable[[], CompiledModel]) -> None:
+    def __init__(self, model: Parts, num_blocks: int, compile_again: Callable[[], Parts]) -> None:
         self.block_size, _ = kv_block(model)
         self.num_blocks = num_blocks
-        self.vocab_size = model.head.output("logits").partial_shape[-1].get_length()
+        self.vocab_size = model[-1].output("logits").partial_shape[-1].get_length()
         self._compile_again = compile_again
         self._tensors: dict[str, openvino.Tensor] = {}
         self._caches = []
         """The memory of each tensor of keys or values, and the bytes of a block in it."""
-        for name, port in _cache_ports(model.body).items():
+        for name, port in _cache_ports(model[0]).items():
             block_bytes = prod(_block_shape(port)) * port.element_type.size
             memory = _anonymous_memory(num_blocks * block_bytes)
             shape = openvino.Shape([num_blocks, *_block_shape(port)])
@@ -50,19 +50,18 @@ class OpenVinoRunner(Runner):
             self._tensors[name] = openvino.Tensor(array, shape, port.element_type)
             self._caches.append((memory, block_bytes))
         self._inputs: dict[str, npt.NDArray[np.integer]] = {}
-        """The memory of the body's other inputs."""
-        self._requests: tuple[openvino.InferRequest, openvino.InferRequest] | None = self._new_requests(model)
-        """Those of the body and of the head."""
+        """The memory of the first part's other inputs."""
+        self._requests: list[openvino.InferRequest] | None = self._new_requests(model)
+        """One of each part."""
 
     def forward(self, chunks: list[SequenceChunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
         try:
             if self._requests is None:
                 self._requests = self._new_requests(self._compile_again())
-            body, head = self._requests
-            self._set_inputs(body, chunks)
-            body.infer(share_outputs=True)
-            result = head.infer(share_outputs=True)
+            self._set_inputs(self._requests[0], chunks)
+            for request in self._requests:
+                result = request.infer(share_outputs=True)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
                 # The compiled model is broken for good: some of its nodes have prepared for this step, others have not.
@@ -72,17 +71,18 @@ class OpenVinoRunner(Runner):
         logits: npt.NDArray[np.float32] = result["logits"].reshape(-1, self.vocab_size)
         return logits[:num_logits]
 
-    def _new_requests(self, model: CompiledModel) -> tuple[openvino.InferRequest, openvino.InferRequest]:
-        body, head = model.body.create_infer_request(), model.head.create_infer_request()
+    def _new_requests(self, model: Parts) -> list[openvino.InferRequest]:
+        requests = [part.create_infer_request() for part in model]
         self._inputs.clear()
         for name, tensor in self._tensors.items():
-            body.set_tensor(name, tensor)
-        # OpenVINO gives what the body computes a new size in each step.
-        port = model.head.input("hidden")
-        hidden = openvino.Tensor(port.element_type, port.partial_shape.get_min_shape())
-        for request in body, head:
-            request.set_tensor("hidden", hidden)
-        return body, head
+            requests[0].set_tensor(name, tensor)
+        if len(requests) > 1:
+            port = model[1].input(HIDDEN)
+            # What computes it gives it its size in each step.
+            hidden = openvino.Tensor(port.element_type, port.partial_shape.get_min_shape())
+            for request in requests:
+                request.set_tensor(HIDDEN, hidden)
+        return requests
 
     def _set_inputs(self, request: openvino.InferRequest, chunks: list[SequenceChunk]) -> None:
         for name, values in _step_inputs(chunks, self.block_size).items():
@@ -139,7 +139,7 @@ def _step_inputs(chunks: list[SequenceChunk], block_size: int) -> dict[str, npt.
     }
 
 
-def try_out(model: CompiledModel, compile_again: Callable[[], CompiledModel]) -> None:
+def try_out(model: Parts, compile_again: Callable[[], Parts]) -> None:
     """Compute a prompt and a token. Raises `RuntimeError` if OpenVINO lacks a kernel, which it may only find out here."""
     runner = OpenVinoRunner(model, 1, compile_again)
     sequence = Sequence("trial", [0] * 3, 3)
@@ -148,9 +148,9 @@ def try_out(model: CompiledModel, compile_again: Callable[[], CompiledModel]) ->
         runner.forward([chunk])
 
 
-def kv_block(model: CompiledModel) -> tuple[int, int]:
+def kv_block(model: Parts) -> tuple[int, int]:
     """Return how many tokens a block of the KV cache holds, and its bytes in all layers."""
-    ports = _cache_ports(model.body)
+    ports = _cache_ports(model[0])
     size = _block_shape(ports["value_cache.0"])[1]
     return size, sum(prod(_block_shape(port)) * port.element_type.size for port in ports.values())
 

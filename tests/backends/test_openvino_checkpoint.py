@@ -115,7 +115,7 @@ def test_angles_of_positions_are_never_in_bfloat16(tmp_path: Path) -> None:
     make_checkpoint("CohereConfig", {}, tmp_path / "model")
     (tmp_path / "converted").mkdir()
     subprocess.run([sys.executable, "-c", TRACE, tmp_path], check=True)
-    layers = compile_model(tmp_path / "converted" / MODEL_NAME, INTEGER_AND_BFLOAT16).body.get_runtime_model().get_ops()
+    layers = compile_model(tmp_path / "converted" / MODEL_NAME, INTEGER_AND_BFLOAT16)[0].get_runtime_model().get_ops()
     types = {
         (layer.get_rt_info()["layerType"].value, layer.get_rt_info()["outputPrecisions"].value) for layer in layers
     }

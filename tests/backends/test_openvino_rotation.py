@@ -23,7 +23,7 @@ TOKENS = [3 + number * number % 9 for number in range(60)]
 
 
 def layers(ir_file: Path) -> Counter[str]:
-    executed = compile_model(ir_file, EXACT).body.get_runtime_model().get_ops()
+    executed = compile_model(ir_file, EXACT)[0].get_runtime_model().get_ops()
     return Counter(layer.get_rt_info()["layerType"].value for layer in executed)
 
 

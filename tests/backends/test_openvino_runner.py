@@ -23,7 +23,7 @@ from facts import raises
 from mixed_gguf import Q, write_mixed_gguf
 
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.model import EXACT, MODEL_NAME, CompiledModel, compile_model
+from backends.openvino.model import EXACT, MODEL_NAME, Parts, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import LoadFailed
@@ -55,17 +55,17 @@ def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def model(converted: Path) -> CompiledModel:
+def model(converted: Path) -> Parts:
     """Compiled once: that takes as long as many steps."""
     return compile_model(converted, EXACT)
 
 
-def make_runner(model: CompiledModel, num_blocks: int) -> OpenVinoRunner:
+def make_runner(model: Parts, num_blocks: int) -> OpenVinoRunner:
     return OpenVinoRunner(model, num_blocks, lambda: model)
 
 
 @pytest.fixture(scope="module")
-def runner(model: CompiledModel) -> OpenVinoRunner:
+def runner(model: Parts) -> OpenVinoRunner:
     return make_runner(model, 32)
 
 
@@ -168,7 +168,7 @@ def test_blocks_may_hold_anything_before_their_first_use(runner: OpenVinoRunner)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the memory back")
-def test_reclaimed_blocks_take_up_no_memory(model: CompiledModel) -> None:
+def test_reclaimed_blocks_take_up_no_memory(model: Parts) -> None:
     runner = make_runner(model, 200)
     process = psutil.Process()
     tables = Tables(runner)
@@ -220,11 +220,11 @@ def test_the_next_step_works_after_one_that_did_not_fit_into_memory(converted: P
     assert child.stdout == "recovered\n", child.stderr
 
 
-def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: CompiledModel) -> None:
+def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: Parts) -> None:
     """The other sequences go on once there is memory."""
     failures = [MemoryError("bad_alloc"), RuntimeError("can't allocate 7 bytes")]
 
-    def compile_if_there_is_memory() -> CompiledModel:
+    def compile_if_there_is_memory() -> Parts:
         if failures:
             raise failures.pop()
         return compile_model(converted, EXACT)
@@ -239,7 +239,7 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path, model: Compi
     assert generate(runner, [sequence]) == expected
 
 
-def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: CompiledModel) -> None:
+def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: Parts) -> None:
     """The request's inputs keep their memory, and it must not be taken for theirs when OpenVINO refused it."""
 
     class Refusing:
@@ -258,8 +258,7 @@ def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: Compiled
     runner = make_runner(model, 32)
     expected = [all_logits(runner, prompt) for prompt in (PROMPTS[0], PROMPTS[1])]
     assert runner._requests is not None
-    body, head = runner._requests
-    runner._requests = (request := Refusing(body), head)
+    runner._requests = [request := Refusing(runner._requests[0])]
     request.refused = "input_ids"
     with raises(RuntimeError, "input_ids"):
         all_logits(runner, PROMPTS[0])
@@ -268,7 +267,7 @@ def test_the_next_step_works_after_one_whose_inputs_were_not_set(model: Compiled
         np.testing.assert_array_equal(all_logits(runner, prompt), logits)
 
 
-def test_cache_that_does_not_fit_into_memory_is_named(model: CompiledModel) -> None:
+def test_cache_that_does_not_fit_into_memory_is_named(model: Parts) -> None:
     with raises(LoadFailed, "option.kv_cache_memory_bytes: memory reserved"):
         make_runner(model, 2**62 // kv_block(model)[1])
 
