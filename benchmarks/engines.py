@@ -153,26 +153,24 @@ Speeds = dict[int, float]
 def _take_turns(
     engines: dict[str, Running], load: Load, failures: dict[str, str], never_fail: set[str]
 ) -> dict[str, float]:
-    """Return tokens per second: medians over up to `ROUNDS` rounds, after a short warm-up. Every prompt is used only once.
+    """Return tokens per second: medians over up to `ROUNDS` rounds. Every prompt is used only once.
 
-    Every second round goes backwards: with few streams, an engine is slowed by the one whose turn was before, by up to a
-    tenth after llama.cpp's.
+    Each turn begins with a short load that is not timed: a single stream is slowed by up to a tenth by the engine whose turn
+    was before.
     An engine that fails is left out from then on, unless it is one of `never_fail`.
     """
     model = default_model()
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in ("warm-up", *range(ROUNDS)):
-        warm_up = turn == "warm-up"
-        length, new_tokens = (PROMPT_TOKENS, WARM_UP_TOKENS) if warm_up else (load.prompt_tokens, load.new_tokens)
-        prompts = make_prompts(model, load.streams, length, (load.column, turn))
-        for name, engine in engines.items() if warm_up or turn % 2 else reversed(engines.items()):
+    for turn in range(ROUNDS):
+        short = make_prompts(model, load.streams, PROMPT_TOKENS, (load.column, turn, "warm-up"))
+        prompts = make_prompts(model, load.streams, load.prompt_tokens, (load.column, turn))
+        for name, engine in engines.items():
             if name in failures or sum(seconds[name]) >= ROUNDS_LIMIT:
                 continue
             print(f"{load.column}, {turn}: {name}", file=sys.stderr)
             with nullcontext() if name in never_fail else _reported(name, failures):
-                taken = engine.generate(prompts, new_tokens)
-                if not warm_up:
-                    seconds[name].append(taken)
+                engine.generate(short, WARM_UP_TOKENS)
+                seconds[name].append(engine.generate(prompts, load.new_tokens))
     return {name: load.tokens / statistics.median(taken) for name, taken in seconds.items() if name not in failures}
 
 

@@ -127,7 +127,7 @@ class OpenVinoBackend(PagedBackend):
 
 
 def _compile(ir_file: Path, dtype: str) -> tuple[Parts, str]:
-    """Return the compiled model and its data type: float32 in place of bfloat16 if OpenVINO fails to compute in that."""
+    """Return the compiled model and its data type. Where bfloat16 fails, float32 takes its place."""
     if dtype == INTEGERS_AND_BFLOAT16:
         try:
             return _compile_and_try_out(ir_file, _PROPERTIES[dtype]), dtype

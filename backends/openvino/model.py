@@ -27,10 +27,13 @@ INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
 """The inputs of products with quantised weights are rounded to 8 bits, for a model that `use_integers` has prepared."""
 
 INTEGER_AND_BFLOAT16 = INTEGER | {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
-"""The same, and all else but the logits is in bfloat16, for a CPU that has instructions for it."""
+"""The same, and all else but logits and the angles of positions is in bfloat16, for a CPU that has instructions for it."""
+
+Parts = tuple[openvino.CompiledModel, ...]
+"""A compiled model: one part, or two, of which the second computes the logits from `HIDDEN`."""
 
 HIDDEN = "hidden"
-"""What the first of two parts gives to the second."""
+"""A result of the first of two parts, and the input of the second."""
 
 Change = Callable[[openvino.Model], None]
 """Changes a converted model in place."""
@@ -59,15 +62,12 @@ def change_model(ir_file: Path, changes: Sequence[Change]) -> None:
         written.with_suffix(suffix).replace(ir_file.with_suffix(suffix))
 
 
-Parts = tuple[openvino.CompiledModel, ...]
-"""A compiled model. With more than one part, each computes what the next one is given."""
-
-
 def compile_model(ir_file: Path, properties: dict[str, str]) -> Parts:
     """Compile an IR file with a state of keys and values for the CPU, to be run by `OpenVinoRunner`.
 
     The inputs of the first part are those of paged attention, and `logit_indices`: the tokens whose `logits`, `[tokens, 1,
-    vocabulary]`, the last part computes. Raises `ConfigError` if the model's attention cannot be converted.
+    vocabulary]`, the last part computes. Raises `ConfigError` if the model's attention cannot be converted, and
+    `RuntimeError` if OpenVINO cannot compute in bfloat16 what these properties want in it.
     """
     core = openvino.Core()
     model = core.read_model(ir_file)
@@ -77,19 +77,23 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> Parts:
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
     selected = _select_logits(model)
-    parts = [(model, properties)]
-    if properties["INFERENCE_PRECISION_HINT"] == "bf16":
-        parts.append((_cut_head(model, selected), properties | {"INFERENCE_PRECISION_HINT": "f32"}))
     for attention in _attentions(model):
         rotate_together(model, attention)
     _shape_outputs_of_attention(model)
-    return tuple(core.compile_model(part, "CPU", of_part) for part, of_part in parts)
+    if properties["INFERENCE_PRECISION_HINT"] == "f32":
+        return (core.compile_model(model, "CPU", properties),)
+    head = _cut_head(model, selected)
+    names = _keep_angles(model)
+    body = core.compile_model(model, "CPU", properties)
+    if _rounds(body, names):
+        raise RuntimeError("OpenVINO would round the angles of positions to bfloat16")
+    return body, core.compile_model(head, "CPU", properties | {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def _select_logits(model: openvino.Model) -> openvino.Output:
     """Compute the logits of the tokens `logit_indices` only, because the vocabulary is the largest product of all.
 
-    Returns its inputs, `[tokens, 1, hidden size]`.
+    Returns the inputs of that product, `[tokens, 1, hidden size]`.
     """
     node = model.output("logits").get_node()
     while node.get_type_name() != "MatMul":
@@ -107,9 +111,9 @@ def _select_logits(model: openvino.Model) -> openvino.Output:
 
 
 def _cut_head(model: openvino.Model, selected: openvino.Output) -> openvino.Model:
-    """Return what computes logits from `selected`, which is what `model` computes from then on, in bfloat16.
+    """Move what computes logits from `selected` into a model of its own. `model` then computes `selected`, in bfloat16.
 
-    OpenVINO has no option for the type of one product, and logits that were rounded would often be equal.
+    OpenVINO has no option for the type of one product, and rounded logits would often be equal.
     """
     result = model.output("logits").get_node()
     users = selected.get_target_inputs()
@@ -122,6 +126,31 @@ def _cut_head(model: openvino.Model, selected: openvino.Output) -> openvino.Mode
     model.remove_result(result)
     model.add_results([opset13.result(rounded)])
     return openvino.Model([result], [given])
+
+
+def _keep_angles(model: openvino.Model) -> set[str]:
+    """Keep the angles of positions in float32: rounded, those of 1,000 and 1,001 are the same.
+
+    OpenVINO does so by itself where it knows a rotation as such, and rounds nothing on the way to a result. Returns the
+    names of their sines and cosines.
+    """
+    waves = [node for node in model.get_ops() if node.get_type_name() in ("Cos", "Sin")]
+    angles = {
+        (angle.get_node().get_name(), angle.get_index()): angle for angle in (wave.input_value(0) for wave in waves)
+    }
+    model.add_results([opset13.result(angle) for angle in angles.values()])
+    return {wave.get_friendly_name() for wave in waves}
+
+
+def _rounds(compiled: openvino.CompiledModel, names: set[str]) -> bool:
+    """Tell whether layers with these names, or what they are computed from, are in bfloat16."""
+    waiting = [layer for layer in compiled.get_runtime_model().get_ops() if layer.get_friendly_name() in names]
+    while waiting:
+        layer = waiting.pop()
+        if "bf16" in layer.get_rt_info()["outputPrecisions"].value:
+            return True
+        waiting += [value.get_node() for value in layer.input_values()]
+    return False
 
 
 def _shape_outputs_of_attention(model: openvino.Model) -> None:

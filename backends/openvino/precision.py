@@ -11,7 +11,7 @@ from lmi_handlers.core.gguf import GgufHeader
 FLOATS = "float32"
 INTEGERS = "int8"
 INTEGERS_AND_BFLOAT16 = "int8 and bfloat16"
-"""What is no product with quantised weights is in bfloat16, with the KV cache and without the logits."""
+"""Products with quantised weights use integers. All else is in bfloat16, except logits and the angles of positions."""
 
 _INTEGER_FLAGS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 """Flags of x86 processors that multiply and add 8-bit integers in one instruction."""

@@ -21,7 +21,8 @@ _Pairs = dict[str, tuple[openvino.Node, openvino.Node]]
 def rotate_together(model: openvino.Model, attention: openvino.Node) -> None:
     """Compute the keys of `attention` as if they were more heads of its queries, if both are rotated in the same way.
 
-    They are not if they have norms or biases of their own. Both come from a VariadicSplit, and end in attention.
+    Queries and keys with norms or biases of their own stay as they are. Both must be parts of one VariadicSplit, and be used
+    by `attention` only. Layers that rotate nothing are no exception.
     """
     queries, keys = attention.input_value(0), attention.input_value(1)
     pairs: _Pairs = {}
@@ -62,8 +63,8 @@ def _are_alike(queries: openvino.Output, keys: openvino.Output, pairs: _Pairs) -
     kind = query.get_type_name()
     if kind != key.get_type_name() or query.get_attributes() != key.get_attributes():
         return False
-    if kind == "Constant":
-        return np.array_equal(query.data, key.data)
+    if kind == "Constant":  # with a value for each head, it would not fit both
+        return np.array_equal(query.data, key.data) and query.data.size in (1, *query.data.shape[-1:])
     if kind not in _OPERATIONS:
         return False
     if known := pairs.get(query.get_name()):
@@ -72,8 +73,9 @@ def _are_alike(queries: openvino.Output, keys: openvino.Output, pairs: _Pairs) -
     inputs = list(zip(query.input_values(), key.input_values(), strict=True))
     if all(map(_is_part, inputs[0])):
         part, other = (value.get_node() for value in inputs[0])
-        heads = _heads(query), _heads(key)
-        return bool(part.get_name() == other.get_name() and all(heads) and heads[0][1] == heads[1][1])
+        return bool(part.get_name() == other.get_name() and _heads(query) and _heads(key))
+    if kind == "Reshape" and not {*_shape(query)} <= {0, -1}:
+        return False  # it names the number of heads
     return all(_are_alike(value, other, pairs) for value, other in inputs)
 
 
@@ -81,13 +83,16 @@ def _is_part(value: openvino.Output) -> bool:
     return bool(value.get_node().get_type_name() == "VariadicSplit")
 
 
-def _heads(reshape: openvino.Node) -> list[int]:
+def _heads(node: openvino.Node) -> list[int]:
     """Return into how many heads, and of which size, a Reshape divides vectors. Empty if it does anything else."""
+    shape = _shape(node) if node.get_type_name() == "Reshape" else []
+    return shape[2:] if len(shape) == 4 and shape[:2] == [0, 0] and min(shape) >= 0 else []
+
+
+def _shape(reshape: openvino.Node) -> list[int]:
+    """Return the shape that a Reshape names. Empty if it is no constant."""
     shape = reshape.input_value(1).get_node()
-    if reshape.get_type_name() != "Reshape" or shape.get_type_name() != "Constant":
-        return []
-    sizes = shape.data.tolist()
-    return [*sizes[2:]] if len(sizes) == 4 and sizes[:2] == [0, 0] and min(sizes[2:]) > 0 else []
+    return [*shape.data.tolist()] if shape.get_type_name() == "Constant" else []
 
 
 def _users(node: openvino.Node) -> Iterator[str]:

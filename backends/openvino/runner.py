@@ -52,7 +52,7 @@ class OpenVinoRunner(Runner):
         self._inputs: dict[str, npt.NDArray[np.integer]] = {}
         """The memory of the first part's other inputs."""
         self._requests: list[openvino.InferRequest] | None = self._new_requests(model)
-        """One of each part."""
+        """One per part."""
 
     def forward(self, chunks: list[SequenceChunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
@@ -78,7 +78,7 @@ class OpenVinoRunner(Runner):
             requests[0].set_tensor(name, tensor)
         if len(requests) > 1:
             port = model[1].input(HIDDEN)
-            # What computes it gives it its size in each step.
+            # The first part resizes it in each step.
             hidden = openvino.Tensor(port.element_type, port.partial_shape.get_min_shape())
             for request in requests:
                 request.set_tensor(HIDDEN, hidden)

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 import torch
 import transformers
 from facts import raises, says
 from serving import Server
 
+from backends.openvino import model as openvino_model
+from backends.openvino import runner as openvino_runner
 from backends.openvino.checkpoint import convert_checkpoint
 from backends.openvino.model import EXACT, INTEGER_AND_BFLOAT16, MODEL_NAME, compile_model
 from backends.openvino.precision import multiplies_bfloat16
-from backends.openvino.runner import OpenVinoRunner
+from backends.openvino.runner import OpenVinoRunner, _step_inputs
 from backends.paged.sequence import Sequence, SequenceChunk
 from lmi_handlers.core.errors import ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 
@@ -110,18 +113,34 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="needs instructions for bfloat16")
-def test_angles_of_positions_are_never_in_bfloat16(tmp_path: Path) -> None:
-    """Cohere's are turned in another way, which OpenVINO does not know as such."""
-    make_checkpoint("CohereConfig", {}, tmp_path / "model")
-    (tmp_path / "converted").mkdir()
-    subprocess.run([sys.executable, "-c", TRACE, tmp_path], check=True)
-    layers = compile_model(tmp_path / "converted" / MODEL_NAME, INTEGER_AND_BFLOAT16)[0].get_runtime_model().get_ops()
-    types = {
-        (layer.get_rt_info()["layerType"].value, layer.get_rt_info()["outputPrecisions"].value) for layer in layers
-    }
-    assert ("Math", "f32") in types, "sines and cosines"
-    assert ("Math", "bf16") not in types
-    assert ("FullyConnected", "bf16") in types
+def test_angles_of_positions_are_not_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These turn queries and keys in ways that OpenVINO does not know as such. Only distances matter to them."""
+    models = {name: make_checkpoint(name, {}, tmp_path / name / "model") for name in ("CohereConfig", "Ernie4_5Config")}
+    for name in models:
+        (tmp_path / name / "converted").mkdir()
+    subprocess.run([sys.executable, "-c", TRACE, *(tmp_path / name for name in models)], check=True)
+    tokens = [(7 * number + 3) % TINY["vocab_size"] for number in range(60)]
+    sequence = Sequence("a", tokens, len(tokens))
+    sequence.blocks = [1, 0]
+    for name in models:
+        again = functools.partial(compile_model, tmp_path / name / "converted" / MODEL_NAME, INTEGER_AND_BFLOAT16)
+        logits = OpenVinoRunner(again(), 2, again).forward([SequenceChunk(sequence, 0, tokens, 60)]).copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(openvino_runner, "_step_inputs", with_shifted_positions)
+            shifted = OpenVinoRunner(again(), 2, again).forward([SequenceChunk(sequence, 0, tokens, 60)])
+        assert np.linalg.norm(shifted - logits) < 0.1 * np.linalg.norm(logits)
+        with monkeypatch.context() as patch, raises(RuntimeError, "OpenVINO would round angles positions bfloat16"):
+            patch.setattr(openvino_model, "_keep_angles", names_of_waves)
+            again()
+
+
+def with_shifted_positions(*step: Any) -> dict[str, Any]:
+    inputs = _step_inputs(*step)
+    return inputs | {"position_ids": inputs["position_ids"] + 1001}
+
+
+def names_of_waves(model: openvino.Model) -> set[str]:
+    return {node.get_friendly_name() for node in model.get_ops() if node.get_type_name() in ("Cos", "Sin")}
 
 
 @pytest.mark.parametrize(

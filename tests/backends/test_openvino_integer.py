@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -472,23 +473,57 @@ def test_a_cache_in_bfloat16(tmp_path: Path) -> None:
     assert distance(np.concatenate(logits), np.concatenate([expected, expected[40:41]])) < 0.05
 
 
-@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
-def test_what_is_not_in_bfloat16(tmp_path: Path) -> None:
-    """The logits, and the angles of positions: rounded, those of 1,000 and of 1,001 would be the same."""
-    file = make_gguf(tmp_path / "half.gguf", matrices=np.float16, context_length=128)
-    (folder := tmp_path / "ir").mkdir()
+@pytest.fixture(scope="module")
+def integers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with 8 bits."""
+    folder = tmp_path_factory.mktemp("integers")
+    file = make_gguf(folder / "half.gguf", matrices=np.float16, context_length=128)
     convert_gguf(file, folder, lambda phase: None, [functools.partial(quantize, method="int8"), use_integers])
-    compiled = compile_model(folder / MODEL_NAME, INTEGER_AND_BFLOAT16)
-    types: dict[str, set[str]] = {}
-    for part in compiled:
-        for layer in part.get_runtime_model().get_ops():
-            kind, result = (layer.get_rt_info()[name].value for name in ("layerType", "outputPrecisions"))
-            types.setdefault(kind, set()).add(result)
-    assert types["FullyConnected"] == {"bf16", "f32"}
-    assert types["RoPE"] == {"bf16"}
-    assert types["Math"] == {"f32"}, "sines and cosines"
-    logits = computed(folder / MODEL_NAME, INTEGER_AND_BFLOAT16, [3, 4, 5])
+    return folder / MODEL_NAME
+
+
+@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
+def test_logits_are_not_rounded(integers: Path) -> None:
+    layers = [
+        layer for part in compile_model(integers, INTEGER_AND_BFLOAT16) for layer in part.get_runtime_model().get_ops()
+    ]
+    types = {
+        (layer.get_rt_info()["layerType"].value, layer.get_rt_info()["outputPrecisions"].value) for layer in layers
+    }
+    assert {("FullyConnected", "bf16"), ("FullyConnected", "f32"), ("RMS", "bf16"), ("RoPE", "bf16")} <= types
+    logits = computed(integers, INTEGER_AND_BFLOAT16, [3, 4, 5])
     assert (logits.view(np.uint32) & 0xFFFF).any()
+
+
+@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
+def test_steps_of_a_model_in_two_parts(integers: Path) -> None:
+    """They have more, fewer or no logits, one after the other, and go on after a failure of either part."""
+    tokens = [3 + number * number % 9 for number in range(60)]
+    expected = computed(integers, INTEGER_AND_BFLOAT16, tokens)
+    again = functools.partial(compile_model, integers, INTEGER_AND_BFLOAT16)
+    runner = OpenVinoRunner(again(), 4, again)
+    sequence = Sequence("a", tokens, len(tokens))
+    sequence.blocks = [2, 0]
+
+    def check(start: int, count: int, num_logits: int) -> None:
+        stop = start + count
+        logits = runner.forward([SequenceChunk(sequence, start, tokens[start:stop], num_logits)])
+        assert logits.shape == (num_logits, 12)
+        np.testing.assert_allclose(logits, expected[stop - num_logits : stop], atol=0.1 * expected.std())
+
+    for step in ((0, 10, 1), (10, 5, 0), (15, 10, 10), (25, 1, 0), (26, 1, 1), (27, 20, 20), (47, 10, 3), (57, 3, 0)):
+        check(*step)
+    for part in (0, 1):
+        for error in (RuntimeError("odd"), RuntimeError("can't allocate 7 bytes")):
+            assert runner._requests is not None
+            failing = mock.Mock(wraps=runner._requests[part])
+            failing.infer.side_effect = error
+            runner._requests[part] = failing
+            with pytest.raises(MemoryError if "allocate" in str(error) else RuntimeError):
+                check(0, 20, 20)
+            failing.infer.side_effect = None
+            check(0, 30, 30)
+            check(30, 7, 1)
 
 
 KEPT_FROM_BFLOAT16 = """
