@@ -148,7 +148,7 @@ class Answer:
                             generation.silent_at = time.monotonic() + self._keep_alive
                 last = self._rewritten(self._runner_of_formatter(self._size)(self._formatter.finish))
                 if self._on_complete is not None:
-                    self._run_beside(self._on_complete, "".join(self._text))
+                    self._runner(self._size)(self._on_complete, "".join(self._text))
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected()
                 raise

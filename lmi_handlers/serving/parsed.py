@@ -57,12 +57,11 @@ def check_length(request: GenerationRequest, position: int, tokens: int, capabil
 class Parsed(msgspec.Struct, frozen=True):
     """A parsed body: the request and its formatter. `alias` returns the client's name for a field of `SamplingParams`.
 
-    `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that the
-    prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence, and
+    `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
+    the prompts come from. `shows_prompt_ids` is set if the answer has the prompt's token ids with each sequence, and
     `prompt_copies` is how often it has the prompt's text, unless the request's `return_full_text` says that each does.
     `rewriter` replaces what the formatter writes. `on_complete` is called with the whole text before an answer of one
-    sequence ends, off the event loop; its error becomes that of the answer. `continuation` is the token of the answer that
-    this one continues.
+    sequence ends; its error becomes that of the answer. `continuation` is the token of the answer that this one continues.
     """
 
     request: GenerationRequest

@@ -28,7 +28,7 @@ class InvocationsView:
         self._budget = Budget.of(properties)
         self._dialects = BodyDialects(model, endpoint, properties)
         self._batches = BatchBodies(model, endpoint, self._dialects, properties)
-        self._sessions = Sessions(model, properties)
+        self._sessions = Sessions(properties, model.runtime_dir)
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  only one
         """Answer `POST /invocations`, `/predictions/<model>` or `/models/<model>/invoke`."""

@@ -19,7 +19,6 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.serving.conversation import continue_conversation
 from lmi_handlers.serving.parsed import Change, Parsed, unchanged
-from lmi_handlers.serving.served import Served
 from lmi_handlers.sessions.store import SessionStore, StoredSession
 from lmi_handlers.web.exchange import Exchange
 from lmi_handlers.web.identity import NEW_SESSION, SESSION_ID
@@ -43,15 +42,10 @@ class _SessionResult(msgspec.Struct):
 
 
 class Sessions:
-    """The sessions of a model, in files that all web workers share.
+    """The sessions of a model, in files that all web workers share."""
 
-    They may lie on the disk of another machine, so nothing is read or written on the event loop.
-    """
-
-    def __init__(self, model: Served, properties: ServingProperties) -> None:
-        path = properties.sessions_path
-        directory = model.runtime_dir / "sessions" if path is None else Path(path)
-        self._model = model
+    def __init__(self, properties: ServingProperties, runtime_dir: Path) -> None:
+        directory = runtime_dir / "sessions" if properties.sessions_path is None else Path(properties.sessions_path)
         self._store = SessionStore(
             directory,
             expiration=properties.sessions_expiration,
@@ -72,7 +66,7 @@ class Sessions:
             result = f"Session {self._begin(exchange).session_id} created"
         else:
             session_id = exchange.http.headers.get(SESSION_ID, "")
-            self._model.run_beside(self._store.close, session_id)
+            self._store.close(session_id)
             exchange.headers[CLOSED_SESSION_ID] = session_id
             result = f"Session {session_id} closed"
         return exchange.document(msgspec.json.encode(_SessionResult(result)), "application/json")
@@ -86,18 +80,16 @@ class Sessions:
         if not session_id:
             return unchanged
         self._check_enabled()
-        session = None if session_id == NEW_SESSION else self._model.run_beside(self._store.open, session_id)
+        session = None if session_id == NEW_SESSION else self._store.open(session_id)
 
         def enter(parsed: Parsed) -> Parsed:
             entered = session or self._begin(exchange)
-            if not self._history:
-                return parsed
-            return self._model.run_beside(continue_conversation, parsed, entered, self._max_messages)
+            return continue_conversation(parsed, entered, self._max_messages) if self._history else parsed
 
         return enter
 
     def _begin(self, exchange: Exchange) -> StoredSession:
-        session = self._model.run_beside(self._store.create)
+        session = self._store.create()
         for name in (SESSION_ID, NEW_SESSION_ID):  # SageMaker knows the first, clients of vLLM's containers both
             exchange.headers[name] = session.announcement
         return session

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import requests
@@ -178,43 +176,6 @@ def test_too_many_sessions_are_refused_until_some_are_closed(start_server: Start
     session_id = begin(server)
     plain = server.invoke({"inputs": "x"}, headers={SESSION_ID: session_id})
     assert plain.json() == {"generated_text": "x"}, "without option.session_history, requests are answered as they are"
-
-
-@pytest.mark.parametrize(
-    ("asked", "name", "content", "reads"),
-    [
-        ("begin", ".expires", b"1", 1),  # of another session, which has expired
-        ("turn", ".expires", b"1e10", 2),
-        ("turn", "conversation.json", b"{}", 2),
-        ("close", ".expires", b"1e10", 1),
-    ],
-)
-def test_nobody_waits_for_the_disk_of_a_session(
-    start_server: StartServer, tmp_path: Path, asked: str, name: str, content: bytes, reads: int
-) -> None:
-    """It may be that of another machine. Here, a pipe stands for it."""
-    folder = tmp_path / "sessions"
-    properties = "option.rolling_batch=echo\noption.session_history=true\noption.max_sessions=1\n"
-    server = start_server(f"{properties}option.sessions_path={folder}\n", "--workers", "1")
-    session_id = begin(server)
-    path = folder / session_id / name
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    ask: dict[str, Callable[[], object]] = {
-        "begin": lambda: begin(server),
-        "turn": lambda: turn(server, session_id, "one").raise_for_status(),
-        "close": lambda: server.invoke(CLOSE, headers={SESSION_ID: session_id}).raise_for_status(),
-    }
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ask[asked])
-        for _ in range(reads):
-            # As soon as the server reads. At last, it only opens the file to lock it.
-            with contextlib.suppress(BrokenPipeError), path.open("wb") as pipe:
-                path.unlink()
-                os.mkfifo(path)  # for the next time
-                assert server.ping().status_code == 200
-                pipe.write(content)
-        asking.result()
 
 
 def test_sessions_can_be_turned_off(start_server: StartServer) -> None:
