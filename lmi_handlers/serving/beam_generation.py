@@ -66,7 +66,7 @@ class BeamGeneration:
         self._step_params = step_params(request.sampling_params, params, tokenizer)
         self.deadline = deadline
         self.truncated: str | None = None
-        self.shared = self.joined = False
+        self.shared = self.joined = False  # no request joins a search
         self.paid = None
         self.silent_at = math.inf
         """Not heeded: nothing is yielded before the end."""
@@ -127,8 +127,7 @@ class BeamGeneration:
             for prompt, search in zip(self._prompts, self._searches, strict=True)
             for beam in search.running
         ]
-        # No request joins a search, so its steps must not take the room of answers that can be joined.
-        step = msgspec.structs.replace(self._request, sampling_params=sampling_params, identity=None)
+        step = msgspec.structs.replace(self._request, sampling_params=sampling_params)
         return self._client.submit(beams, step, self.deadline)
 
     def _outputs(self) -> list[SequenceOutput]:

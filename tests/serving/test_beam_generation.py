@@ -21,8 +21,6 @@ from lmi_handlers.core.outputs import TextDelta, TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
-from lmi_handlers.engine.messages import SequenceOutput, Submit, Worker
-from lmi_handlers.engine.shared_answers import SharedAnswers
 from lmi_handlers.serving.beam_generation import BeamGeneration, StopSearch, begin_search
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -193,51 +191,23 @@ def test_full_queue_does_not_fail_a_search_that_has_begun(start_server: StartSer
     assert answer.json()["generated_text"] == "SS"
 
 
-def generate(
-    client: EngineClient, folder: Path, prompts: list[bytes], params: SamplingParams, identity: bytes | None = None
-) -> list[SequenceOutput]:
-    request = GenerationRequest(
-        request_id="r",
-        prompts=tuple(Prompt(prompt.decode()) for prompt in prompts),
-        sampling_params=params,
-        identity=identity,
-    )
+def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClient, tmp_path: Path) -> None:
+    params = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=2)
     generation = BeamGeneration(
         client,
-        encoded(*prompts),
-        request,
+        encoded(b"ab", b"x"),
+        GenerationRequest(request_id="r", prompts=(Prompt("ab"), Prompt("x")), sampling_params=params),
         BeamSearchParams(num_beams=2),
         capabilities=Engine.ready.capabilities,
-        tokenizer=Tokenizer(folder, build_byte_bundle(folder)),
+        tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),
         deadline=Deadline(time.monotonic() + 60),
     )
     with generation:
         [outputs] = generation
-    return outputs
-
-
-def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClient, tmp_path: Path) -> None:
-    params = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=2)
-    outputs = generate(client, tmp_path, [b"ab", b"x"], params)
     assert [(item.output.prompt_logprobs, item.output.prompt_top_logprobs) for item in outputs] == [
         *[([None, -0.5], [None, [(ord("b"), -0.5), (ord("c"), -1.5)]])] * 2,
         *[([None], [None])] * 2,
     ]
-
-
-def test_steps_are_not_kept_for_repeated_requests(
-    client: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[bytes] = []
-    submit = SharedAnswers.submit
-
-    def noted(answers: SharedAnswers, worker: Worker, message: Submit, key: bytes) -> None:
-        kept.append(key)
-        submit(answers, worker, message, key)
-
-    monkeypatch.setattr(SharedAnswers, "submit", noted)
-    generate(client, tmp_path, [b"ab"], SamplingParams(n=2, max_tokens=3, temperature=0.0), identity=b"call")
-    assert not kept
 
 
 @pytest.fixture(scope="module")
