@@ -44,13 +44,17 @@ class StoredSession:
         return f"{self.session_id}; Expires={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(self.expires))}"
 
     def read(self, name: str) -> bytes | None:
-        """Return what was written last, or None. `name` is a file's name, never a client's. Raises `UnknownSession`."""
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            if not self.path.is_dir():
-                raise _unknown(self.session_id) from None
-            return None
+        """Return what was written last, or None. `name` is a file's name, never a client's.
+
+        Raises `UnknownSession`, and `QueueFull` if the disk fails.
+        """
+        with _room():
+            try:
+                return (self.path / name).read_bytes()
+            except FileNotFoundError:
+                if not self.path.is_dir():
+                    raise _unknown(self.session_id) from None
+                return None
 
     def replace(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write `new` if the content is still `old`, and tell whether it was.
@@ -103,10 +107,11 @@ class SessionStore:
             return StoredSession(path, expires)
 
     def open(self, session_id: str) -> StoredSession:
-        """Return a session that has begun. Raises `UnknownSession`."""
+        """Return a session that has begun. Raises `UnknownSession`, and `QueueFull` if the disk fails."""
         if not _ID.fullmatch(session_id):
             raise _unknown(session_id)
-        session = StoredSession(self._directory / session_id, _expires(self._directory / session_id))
+        with _room():
+            session = StoredSession(self._directory / session_id, _expires(self._directory / session_id))
         if session.expires <= time.time():
             raise _unknown(session_id)
         return session
@@ -124,9 +129,10 @@ class SessionStore:
         if left >= self._limit or now - self._swept >= _SWEEP_INTERVAL:
             self._swept = now
             for path in random.sample(paths, min(left, _MAX_SWEPT)):  # a few at a time, because requests wait for it
-                if (_expires(path) or _begun(path) + _BEGINS) <= time.time():
-                    shutil.rmtree(path, ignore_errors=True)
-                    left -= 1
+                with contextlib.suppress(OSError):  # a disk that fails says nothing about a session
+                    if (_expires(path) or _begun(path) + _BEGINS) <= time.time():
+                        shutil.rmtree(path, ignore_errors=True)
+                        left -= 1
         if left >= self._limit:
             raise QueueFull(
                 f"there are {left} sessions already (option.max_sessions={self._limit}): close some",
@@ -147,7 +153,7 @@ def _expires(path: Path) -> float:
     """Return when a session expires, or 0.0 if it is not there, or was not finished."""
     try:
         return float((path / _EXPIRES).read_text())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return 0.0
 
 
@@ -155,7 +161,7 @@ def _begun(path: Path) -> float:
     """Return when a session was last written to that has no time to expire, or 0.0 if it has just been deleted."""
     try:
         return path.stat().st_mtime
-    except OSError:
+    except FileNotFoundError:
         return 0.0
 
 

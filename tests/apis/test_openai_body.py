@@ -16,6 +16,7 @@ from formatters.openai.chat import (
 )
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import (
@@ -241,6 +242,13 @@ def test_texts_of_a_tools_result_are_on_lines_of_their_own(message: dict[str, An
     content = [{"type": "text", "text": text} for text in ("4", "2", "")]
     chat = prompt_of(parse({"messages": [USER, message | {"content": content}]}))
     assert chat.messages[1]["content"] == "4\n2\n"
+
+
+def test_text_beside_an_image_in_a_tools_result_stays_as_it_is() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    message = msgspec.convert({"role": "tool", "tool_call_id": "c1", "content": content}, Message)
+    given = message.with_media("messages[0]", takes_images=True, takes_sounds=False)
+    assert given["content"] == [{"type": "text", "text": "a"}, {"type": "image"}]
 
 
 def test_messages_are_passed_to_the_template_unchanged() -> None:

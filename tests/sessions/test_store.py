@@ -87,6 +87,21 @@ store.SessionStore(Path(sys.argv[1]), expiration=60, limit=10).create()
     assert {path.name for path in folder.iterdir()} == {first.session_id, second.session_id}
 
 
+def test_a_disk_that_fails_ends_no_session(tmp_path: Path) -> None:
+    session = new_store(tmp_path).create()
+    (session.path / ".expires").rename(tmp_path / "aside")
+    (session.path / ".expires").mkdir()  # which cannot be read
+    (session.path / "turns").mkdir()
+    os.utime(session.path, (0, time.time() - 100))
+    new_store(tmp_path).create()
+    for fails in (lambda: new_store(tmp_path).open(session.session_id), lambda: session.read("turns")):
+        with pytest.raises(QueueFull, match="directory"):
+            fails()
+    (session.path / ".expires").rmdir()
+    (tmp_path / "aside").rename(session.path / ".expires")
+    assert new_store(tmp_path).open(session.session_id).expires == session.expires
+
+
 def test_the_limit_counts_the_sessions_of_all_processes(tmp_path: Path) -> None:
     first, second = new_store(tmp_path, limit=2), new_store(tmp_path, limit=2)
     session = first.create()

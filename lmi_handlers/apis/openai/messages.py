@@ -178,12 +178,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _on_lines(parts: list[Part]) -> list[Part]:
-    """Return the parts of a tool's result, with a line break behind each text but the last.
+    """Return the texts of a tool's result, with a line break behind each but the last, as vLLM joins them.
 
-    Unlike the texts of a user's message, these are results by themselves. vLLM separates them in the same way.
+    Unlike the texts of a user's message, these are results by themselves. Beside other parts, they stay as they are.
     """
-    texts = [TextPart(f"{part.text}\n") if isinstance(part, TextPart) else part for part in parts[:-1]]
-    return [*texts, *parts[-1:]]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return [TextPart("\n".join(texts))] if texts and len(texts) == len(parts) else parts
 
 
 def _joined(parts: list[Part]) -> str:
