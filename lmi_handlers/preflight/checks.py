@@ -135,7 +135,14 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
 def _too_long(properties: ServingProperties) -> Iterator[str]:
     """Yield a warning for a limit of prompts that the context never reaches. TGI does not start with such a limit."""
     prompt, total = properties.max_input_tokens, properties.max_model_len
-    if prompt is not None and total is not None and prompt >= total and not properties.pools:
+    if prompt is None or total is None or prompt < total or properties.pools:
+        return
+    if properties.dialect.lower() == "mindie":  # which reserves the rest of the context, however short the prompt is
+        yield (
+            f"option.max_input_tokens={prompt} is not below option.max_model_len={total}: with "
+            f"option.dialect={properties.dialect}, max_new_tokens may be at most 1"
+        )
+    else:
         yield (
             f"option.max_input_tokens={prompt} has no effect: with option.max_model_len={total}, a prompt may have at most "
             f"{total - 1} tokens, and answers get what it leaves"
