@@ -88,17 +88,39 @@ def parse_script(path: Path) -> ast.Module:
 
 
 def defined_names(path: Path) -> set[str]:
-    """Return the names that a file defines, imports or assigns at its top level. Raises `ConfigError`."""
-    return set(_names(parse_script(path).body))
+    """Return the names that a file defines, imports or assigns at its top level. Raises `ConfigError`.
+
+    `*` is among them if it imports all names of another module, which are not known.
+    """
+    return set(_names(parse_script(path)))
 
 
 def defines_asynchronous(path: Path, function: str) -> bool:
     """Tell whether a file defines this function as `async def` at its top level. Raises `ConfigError`."""
-    return any(isinstance(node, ast.AsyncFunctionDef) and node.name == function for node in parse_script(path).body)
+    return any(
+        isinstance(node, ast.AsyncFunctionDef) and node.name == function for node in top_level(parse_script(path))
+    )
 
 
-def _names(body: list[ast.stmt]) -> Iterator[str]:
-    for node in body:
+def top_level(module: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the statements that are not in a function or class, in order. Those below `if`, `try` or `with` count too."""
+    left: list[ast.AST] = [module]
+    while left:  # without recursion: a long chain of `elif` is deep
+        node = left.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, _SCOPES):
+            left += reversed([child for child in ast.iter_child_nodes(node) if isinstance(child, _STATEMENTS)])
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+"""Statements, and the parts of them that hold others."""
+
+
+def _names(script: ast.Module) -> Iterator[str]:
+    for node in top_level(script):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
@@ -106,7 +128,8 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
                 pass  # LMI's other handlers are not here
             case ast.Import() | ast.ImportFrom():
                 yield from (item.asname or item.name for item in node.names)
-            case ast.Assign():
-                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-            case ast.If() | ast.Try():
-                yield from _names([*node.body, *node.orelse])
+            case ast.Assign():  # also of several names: a, b = ..
+                parts = (part for target in node.targets for part in ast.walk(target))
+                yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+                yield name

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from lmi_handlers.config.custom_code import parse_script
+from lmi_handlers.config.custom_code import parse_script, top_level
 from lmi_handlers.core.errors import ConfigError
 
 INPUT_FORMATTER = "input_formatter"
@@ -53,7 +52,7 @@ def _decorated(path: Path, read: dict[Path, dict[_Function, None]]) -> dict[_Fun
     """
     found = read[path] = dict[_Function, None]()
     aliases: dict[str, str] = {}
-    for node in _statements(parse_script(path).body):
+    for node in top_level(parse_script(path)):
         match node:
             case ast.Import():
                 for item in node.names:
@@ -74,15 +73,6 @@ def _decorated(path: Path, read: dict[Path, dict[_Function, None]]) -> dict[_Fun
                     if (used := _DECORATORS.get(_dotted(mark, aliases))) is not None:
                         found[used, node.name, f"{path.name}, line {node.lineno}"] = None
     return found
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements at the top level, including those below `if` and `try`."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If | ast.Try):
-            handlers = [statement for handler in getattr(node, "handlers", ()) for statement in handler.body]
-            yield from _statements([*node.body, *handlers, *node.orelse])
 
 
 def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:

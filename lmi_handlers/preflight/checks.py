@@ -31,7 +31,7 @@ from lmi_handlers.config.custom_code import (
     names_script,
 )
 from lmi_handlers.config.declaration import BackendDeclaration
-from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER
+from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER, decorated_functions
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import FILE_NAME, ServingProperties
 from lmi_handlers.config.scripts import find_requirements
@@ -48,6 +48,7 @@ from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.media.sounds import sound_loader
 from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache, named_cache_dir
+from lmi_handlers.model_files.complete import MAX_JSON
 from lmi_handlers.model_files.fetch import preview
 from lmi_handlers.model_files.hub import ask_hub
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_config, find_gguf, locate_model
@@ -55,7 +56,7 @@ from lmi_handlers.model_files.needed import weight_bytes
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
-from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, of_shadow, unreadable
+from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, of_shadow, script_directories, unreadable
 from lmi_handlers.preflight.pages import local_runtime_page
 from lmi_handlers.serving.continuation import given_key
 from lmi_handlers.telemetry.settings import TelemetrySettings
@@ -135,7 +136,14 @@ def _of_tgi(configuration: Configuration) -> Iterator[str]:
 def _too_long(properties: ServingProperties) -> Iterator[str]:
     """Yield a warning for a limit of prompts that the context never reaches. TGI does not start with such a limit."""
     prompt, total = properties.max_input_tokens, properties.max_model_len
-    if prompt is not None and total is not None and prompt >= total and not properties.pools:
+    if prompt is None or total is None or prompt < total or properties.pools:
+        return
+    if properties.dialect.lower() == "mindie":  # which reserves the rest of the context, however short the prompt is
+        yield (
+            f"option.max_input_tokens={prompt} is not below option.max_model_len={total}: with "
+            f"option.dialect={properties.dialect}, max_new_tokens may be at most 1"
+        )
+    else:
         yield (
             f"option.max_input_tokens={prompt} has no effect: with option.max_model_len={total}, a prompt may have at most "
             f"{total - 1} tokens, and answers get what it leaves"
@@ -182,19 +190,48 @@ def _uninstalled(configuration: Configuration) -> Iterator[str]:
 
 def _unused(configuration: Configuration) -> Iterator[str]:
     """Yield a warning for each model.py with no function that would be called, perhaps because its name is misspelt."""
-    directory, formatters = configuration.model_dir, configuration.formatters
-    if directory is None or configuration.answered_by is AnsweredBy.OWN_CODE:
+    if configuration.answered_by is AnsweredBy.OWN_CODE:
         return
-    used = {script.path for script in formatters.scripts} if formatters is not None else set()
-    properties = configuration.properties
+    properties, formatters = configuration.properties, configuration.formatters
     patterns = [] if names_script(properties.entry_point) else [SCRIPT]  # else that file may import it
     patterns += [f"adapters/*/{SCRIPT}"] if properties.enable_lora else []
-    for path in (path for pattern in patterns for path in sorted(directory.glob(pattern)) if str(path) not in used):
-        own = "" if path.parent != directory else f"{properties.handler}(inputs), "
-        yield (
-            f"{path} is not used: it has no {own}@{INPUT_FORMATTER} or @{OUTPUT_FORMATTER}"
-            + (", and option.output_formatter names no function of it" if own else "")
-        )
+    found = {script.adapter for script in formatters.scripts} if formatters is not None else set()
+    for directory in script_directories(configuration.model_dir, properties):
+        for path in (path for pattern in patterns for path in sorted(directory.glob(pattern))):
+            adapter = "" if path.parent == directory else path.parent.name
+            if adapter in found or _is_for_transformers(path.parent, properties):
+                continue
+            with contextlib.suppress(ConfigError):  # of a task, whose file nobody reads
+                if lacks := _lacks(path, configuration, adapter):
+                    yield f"{path} is not used: {lacks}"
+
+
+def _lacks(path: Path, configuration: Configuration, adapter: str) -> str:
+    """Say why nothing of a model.py is called, or return "" if it cannot be told or there is nothing that might be."""
+    properties, names = configuration.properties, defined_names(path)
+    if "*" in names:
+        return ""
+    lacks_handler = path.parent == configuration.model_dir and properties.handler not in names
+    functions = [f"{properties.handler}(inputs)"] if lacks_handler else []
+    if configuration.answered_by is AnsweredBy.TASK:
+        causes = [f"it defines no {function}" for function in functions]
+        if not {INPUT_FORMATTER, OUTPUT_FORMATTER}.isdisjoint(decorated_functions(path)):
+            causes.append("formatters do not apply to tasks")
+        return ", and ".join(causes)
+    functions.append(f"@{INPUT_FORMATTER} or @{OUTPUT_FORMATTER}")
+    named = "" if adapter else ", and option.output_formatter names no function of it"
+    return f"it defines no {', '.join(functions)}{named}"
+
+
+def _is_for_transformers(directory: Path, properties: ServingProperties) -> bool:
+    """Tell whether the transformers library may run Python files of a directory: any of them, as one imports another."""
+    if not properties.trust_remote_code:
+        return False
+    for path in directory.glob("*config.json"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if b'"auto_map"' in file.read(MAX_JSON):
+                return True
+    return False
 
 
 def _uncalled(configuration: Configuration) -> Iterator[str]:
@@ -441,9 +478,8 @@ def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str])
 
 
 def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    for directory in (configuration.model_dir, local_model(configuration.properties)):
-        if directory is not None:
-            check_scripts(directory)
+    for directory in script_directories(configuration.model_dir, configuration.properties):
+        check_scripts(directory)
 
 
 def _check_custom_code(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001

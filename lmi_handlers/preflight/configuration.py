@@ -329,7 +329,7 @@ def _given(environ: Mapping[str, str]) -> tuple[Given, ...]:
 def _formatters(settings: ServerSettings, loaded: LoadedProperties) -> FormatterCode | None:
     """Return the formatters of a model that an engine serves, if there are any. Raises `ConfigError`."""
     properties = loaded.properties
-    directories = [directory for directory in (settings.model_dir, local_model(properties)) if directory is not None]
+    directories = script_directories(settings.model_dir, properties)
     name = None if properties.output_formatter in available_formatters() else properties.output_formatter
     scripts = find_formatter_scripts(directories, properties.entry_point, name, with_adapters=properties.enable_lora)
     follows = properties.enable_lora and properties.adapter_management and properties.adapter_formatters
@@ -434,6 +434,12 @@ def _with_task(
             gpus=gpus,
         ),
     )
+
+
+def script_directories(model_dir: Path | None, properties: ServingProperties) -> list[Path]:
+    """The directories that may have a model.py: the model directory, and the one that `option.model_id` names."""
+    found = (model_dir, local_model(properties))
+    return [*dict.fromkeys(directory for directory in found if directory is not None)]
 
 
 def local_model(properties: ServingProperties) -> Path | None:

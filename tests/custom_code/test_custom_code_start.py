@@ -16,6 +16,8 @@ from lmi_command import ended
 from serving import ENVIRON, Server, lmi_check
 from waiting import wait_until
 
+from lmi_handlers.config.scripts import find_script
+
 HANDLER = "def handle(inputs):\n    return None\n"
 
 
@@ -42,6 +44,26 @@ def test_check_says_what_will_run(tmp_path: Path) -> None:
     assert says(checked.stdout, f"own code {tmp_path}/m/model.py handle(inputs)")
     assert "passed on to model.py" in checked.stdout
     assert "no effect on" not in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("from typing import Any\nhandle: Any = print\n", True),
+        ("handle: object\n", False),
+        ("other, handle = print, print\n", True),
+        ("with open(__file__):\n    from mine import handle\n", True),
+        ("with open(__file__) as handle:\n    pass\n", False),
+        ("for handle in ():\n    pass\n", False),
+        ("try:\n    import mine\nexcept ImportError:\n    def handle(inputs): ...\n", True),
+        ("match 1:\n    case _:\n        def handle(inputs): ...\n", True),
+        ("if 0:\n    pass\n" + "elif 0:\n    pass\n" * 1200 + "else:\n    handle = print\n", True),
+        ("class A:\n    def handle(self): ...\ndef f():\n    handle = 1\n", False),
+    ],
+)
+def test_a_function_is_found_however_the_file_defines_it(tmp_path: Path, script: str, *, found: bool) -> None:
+    write(tmp_path, {"model.py": script})
+    assert (find_script(tmp_path, None, {}) is not None) is found
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from serving import StartServer, lmi_check
 
 from lmi_handlers.config.formatter_code import find_formatter_scripts
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.preflight.checks import warnings
+from lmi_handlers.preflight.configuration import read_configuration
 
 ECHO = "option.rolling_batch=echo\n"
 IMPORT = "from djl_python.output_formatter import output_formatter\n"
@@ -66,7 +68,67 @@ def test_a_model_py_of_an_adapter_without_formatters_is_named(tmp_path: Path) ->
         (tmp_path / "m" / "adapters" / name / "model.py").write_text(text)
     checked = check(tmp_path / "m", WRITE, "--no-code", properties=ECHO + "option.enable_lora=true\n")
     (line,) = [line for line in checked.stdout.splitlines() if "not used" in line]
-    assert "/m/adapters/b/model.py is not used: it has no @input_formatter or @output_formatter" in line
+    assert "/m/adapters/b/model.py is not used: it defines no @input_formatter or @output_formatter" in line
+
+
+def unused(directory: Path, **options: str) -> list[str]:
+    """Return the warnings about each model.py that is not used."""
+    environ = {"LMI_MODEL_DIR": str(directory)} | {f"OPTION_{name.upper()}": text for name, text in options.items()}
+    return [warning for warning in warnings(read_configuration(environ)) if "not used" in warning]
+
+
+@pytest.mark.parametrize("script", ["from mine import *\n", "with open(__file__):\n    from mine import *\n"])
+def test_a_model_py_whose_names_are_not_known_is_not_named(tmp_path: Path, script: str) -> None:
+    (tmp_path / "model.py").write_text(script)
+    assert unused(tmp_path, rolling_batch="echo") == []
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_model_py_that_transformers_loads_is_not_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / "model.py").write_text("class MyModel: ...\n")
+    (tmp_path / file).write_text('{"auto_map": {"AutoModelForCausalLM": "model.MyModel"}}')
+    assert unused(tmp_path, rolling_batch="echo", trust_remote_code="true") == []
+    assert len(unused(tmp_path, rolling_batch="echo")) == 1
+    (tmp_path / file).write_text("{}")
+    assert len(unused(tmp_path, rolling_batch="echo", trust_remote_code="true")) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (WRITE, "it defines no handle(inputs), and formatters do not apply to tasks"),
+        ("def handler(inputs): ...\n", "it defines no handle(inputs)"),
+    ],
+)
+def test_a_model_py_beside_a_task_is_named_with_the_cause(tmp_path: Path, script: str, cause: str) -> None:
+    (tmp_path / "model.py").write_text(script)
+    (tmp_path / "config.json").write_text("{}")
+    assert unused(tmp_path, task="text-classification") == [f"{tmp_path}/model.py is not used: {cause}"]
+
+
+def test_a_model_py_in_the_folder_of_the_model_is_named(tmp_path: Path) -> None:
+    model, weights = tmp_path / "m", tmp_path / "weights"
+    for folder in (model, weights):
+        folder.mkdir()
+    (weights / "config.json").write_text("{}")
+    (weights / "model.py").write_text("def wirte(response): ...\n")
+    (warning,) = unused(model, rolling_batch="echo", model_id=str(weights), output_formatter="json")
+    assert warning.startswith(f"{weights}/model.py is not used: it defines no @input_formatter or @output_formatter")
+    (model / "model.py").write_text(WRITE)  # which would be used in any case
+    assert unused(model, rolling_batch="echo", model_id=str(weights)) == []
+    (weights / "model.py").write_text(WRITE)
+    (model / "model.py").unlink()
+    assert unused(model, rolling_batch="echo", model_id=str(weights)) == []
+    (weights / "model.py").write_text("print 'Python 2'\n")
+    assert unused(model, task="ner", model_id=str(weights)) == [], "and nobody reads it"
+
+
+def test_a_model_py_beside_an_asynchronous_handler_is_not_said_to_lack_its_function(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def mine(inputs): ...\nhandle = mine\n")
+    (warning,) = unused(
+        tmp_path, entrypoint="djl_python.lmi_vllm.vllm_async_service", model_id="org/model", rolling_batch="vllm"
+    )
+    assert "handle(inputs)" not in warning
 
 
 def test_formatters_that_do_not_load_end_the_server(start_server: StartServer, tmp_path: Path) -> None:

@@ -115,6 +115,17 @@ def test_a_limit_of_prompts_that_leaves_no_answer_causes_a_warning(
     assert tell(ended.warnings, [words] if warned else [])
 
 
+def test_a_limit_of_prompts_that_mindies_answers_depend_on_is_not_said_to_have_no_effect(
+    tmp_path: Path, both: Both
+) -> None:
+    options = "option.max_input_tokens=64\noption.max_model_len=64\noption.dialect=MindIE\n"
+    ended = both(write(tmp_path / "m", {"serving.properties": f"{ECHO['serving.properties']}\n{options}"}))
+    assert ended.status == 0
+    (warning,) = ended.warnings
+    assert says(warning, "option.max_input_tokens=64 option.max_model_len=64 option.dialect=MindIE max_new_tokens 1")
+    assert "no effect" not in warning
+
+
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])
 def test_environment_variables_that_disable_a_feature_are_accepted(
     tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str
