@@ -30,10 +30,12 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `docker run`: variables, published ports (port inside -> address and port outside) and folders.
 
     `mounts` is folder inside -> folder outside, and the option as it was written. `passed` are variables whose values come
-    from outside, `others` the options that mean nothing without a container, as they were written.
+    from outside, `others` the options that mean nothing without a container, as they were written. `entry_point` is empty
+    if the image's own runs.
     """
 
     image: str = ""
+    entry_point: str = ""
     environ: Mapping[str, str] = {}
     ports: Mapping[int, tuple[str, int]] = {}
     mounts: Mapping[str, tuple[str, str]] = {}
@@ -94,6 +96,7 @@ def read_container(
         environ.setdefault("CUDA_VISIBLE_DEVICES", visible)
     container = Container(
         image=words[end],
+        entry_point=" ".join(entry_point),
         environ=environ,
         ports=ports,
         mounts=mounts,

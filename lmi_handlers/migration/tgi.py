@@ -23,9 +23,20 @@ _SWITCHES = (
     "enable-prefill-logprobs",
     "graceful-termination",
 )
-_PORT = 3000
-_IMAGES = {"text-generation-inference": 80, "tgi-inference": 8080}
-"""Parts of the names of TGI's image and of SageMaker's -> the port inside. Variables configure the latter."""
+_IMAGE, _SAGEMAKERS_IMAGE = "text-generation-inference", "tgi-inference"
+_PORT, _PORT_OF_THE_IMAGE, _PORT_OF_SAGEMAKER = 3000, 80, 8080
+
+_SAGEMAKERS = {
+    "HF_MODEL_ID": "MODEL_ID",
+    "HF_MODEL_REVISION": "REVISION",
+    "HF_MODEL_QUANTIZE": "QUANTIZE",
+    "HF_MODEL_TRUST_REMOTE_CODE": "TRUST_REMOTE_CODE",
+    "SM_NUM_GPUS": "NUM_SHARD",
+}
+"""Variables of SageMaker's image -> the launcher's, which its entrypoint overwrites with those that are not empty."""
+
+_NO_FLAGS = (*_SAGEMAKERS, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "COMPUTE_TYPE")
+"""Variables that are no flags of the launcher."""
 
 _QUANTIZE = ("QUANTIZE", "HF_MODEL_QUANTIZE")
 _NO_QUANTIZATION = {
@@ -41,7 +52,6 @@ _NGROK = "there are no tunnels"
 
 _OTHERS: dict[str, Meaning] = {
     **{name: Lacks(reason) for name, reason in TGI_NO_EFFECT.items()},
-    "HF_MODEL_ID": Sets("model_id"),
     "PORT": Passes("--port"),
     "HOSTNAME": Passes("--host"),
     "API_KEY": Exports("API_KEY", secret=True),
@@ -68,24 +78,35 @@ def translate_tgi(
 
     Raises `ConfigError`.
     """
-    command = read_command(text, (("text-generation-launcher",),), [*_IMAGES], environ)
+    command = read_command(text, (("text-generation-launcher",),), (_IMAGE, _SAGEMAKERS_IMAGE), environ)
+    container = command.container
+    has_entrypoint = container is not None and _SAGEMAKERS_IMAGE in container.image and not container.entry_point
+    of_entrypoint = _SAGEMAKERS if has_entrypoint else {}
     translation = Translation("tgi", dict(options))
     translation.set("tgi_compat", "true", "/invocations speaks TGI's API; its own routes are always there")
     given: dict[str, tuple[str, list[str]]] = {}
-    for name, value in command.environ.items():
+    # The launcher's own variables come last, to take precedence: it reads no others.
+    for name, value in sorted(command.environ.items(), key=lambda item: item[0] not in _SAGEMAKERS):
+        if name in of_entrypoint:
+            continue
         if _meaning(name) is None:
             translation.add_variable(name, value, {})
         else:
             given[name] = name, [value]
     for flag, values in read_flags(command.words, lambda flag: int(flag not in _SWITCHES), _SHORT):
         variable = flag.upper().replace("-", "_")
-        if _meaning(variable) is None:
+        if variable in _NO_FLAGS or _meaning(variable) is None:
             raise ConfigError(
                 f"text-generation-launcher has no {f'flag --{flag}' if flag else f'argument {values[0]!r}'}"
             )
         shown, before = given.get(variable, ("", []))
         is_repeated = variable == "CORS_ALLOW_ORIGIN" and shown.startswith("--")
         given[variable] = f"--{flag}", [*before, *values] if is_repeated else values
+    for name, variable in of_entrypoint.items():
+        if command.environ.get(name):
+            given[variable] = name, [command.environ[name]]
+    if has_entrypoint:
+        given["PORT"] = "--port", [str(_PORT_OF_SAGEMAKER)]
     if "NUM_SHARD" in given:  # the launcher infers it from --sharded only if it has to
         given.pop("SHARDED", None)
     for variable, (shown, values) in given.items():
@@ -93,9 +114,7 @@ def translate_tgi(
             translation.add(Lacks(reason), f"{shown} {values[0]}", values)
         elif (meaning := _meaning(variable)) is not None:
             translation.add(meaning, shown, values)
-    container = command.container
-    port = _PORT if container is None else next(port for name, port in _IMAGES.items() if name in container.image)
-    translation.add_surroundings(command, port)
+    translation.add_surroundings(command, _PORT if container is None else _PORT_OF_THE_IMAGE)
     return translation.render()
 
 

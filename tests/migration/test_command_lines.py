@@ -107,7 +107,22 @@ TGI: list[Case] = [
     ("docker run -p 9000:8080 -e HF_MODEL_ID=gpt2 -e SM_NUM_GPUS=2 -e HF_MODEL_QUANTIZE=fp8 "
      "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi3.3.6-gpu-py311",
      (GPT2, TWO, "option.quantize=fp8"), ("lmi serve --model-dir . --port 9000",)),
-    ("docker run -p 80:80 -e HF_MODEL_ID=gpt2 text-generation-inference", (GPT2,), ("lmi serve --model-dir . --port 80",)),
+    *((f"docker run -p 9000:8080 -e {names} tgi-inference --model-id b --port 1", (GPT2, *lines), ("--port 9000",))
+      for names, *lines in (
+          ("MODEL_ID=a -e HF_MODEL_ID=gpt2",),
+          ("HF_MODEL_ID=gpt2 -e MODEL_ID=a -e PORT=2",),
+          ("HF_MODEL_ID=gpt2 -e HF_MODEL_REVISION=b -e REVISION=a", "option.revision=b"),
+          ("HF_MODEL_ID=gpt2 -e HF_MODEL_REVISION= -e REVISION=a", "option.revision=a"),
+          ("HF_MODEL_ID=gpt2 -e HF_MODEL_QUANTIZE=fp8 -e QUANTIZE=eetq", "option.quantize=fp8"),
+          ("HF_MODEL_ID=gpt2 -e HF_MODEL_TRUST_REMOTE_CODE=true -e TRUST_REMOTE_CODE=false", "option.trust_remote_code=true"),
+          ("HF_MODEL_ID=gpt2 -e SM_NUM_GPUS=2 -e NUM_SHARD=1 -e SHARDED=false", TWO),
+      )),
+    ("docker run -p 9000:80 --entrypoint text-generation-launcher -e HF_MODEL_ID=a tgi-inference --model-id gpt2",
+     (GPT2,), ("HF_MODEL_ID=a lmi serve --model-dir . --port 9000",)),
+    ("docker run -p 80:80 -e HF_MODEL_ID=gpt2 text-generation-inference", (),
+     ("HF_MODEL_ID=gpt2 lmi serve --model-dir . --port 80",)),
+    ("docker run -e MODEL_ID=gpt2 -e HF_MODEL_ID=a text-generation-inference", (GPT2,), ("HF_MODEL_ID=a lmi serve",)),
+    ("REVISION=a HF_MODEL_REVISION=b text-generation-launcher --model-id gpt2", (GPT2, "option.revision=a"), ()),
     ("text-generation-launcher --quantize bitsandbytes", ("option.quantize=bitsandbytes8",), ()),
     ("text-generation-launcher --quantize bitsandbytes-nf4", ("option.quantize=bitsandbytes4",), ()),
     ("text-generation-launcher --quantize eetq", (), ("--quantize eetq: no engine has it",)),

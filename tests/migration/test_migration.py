@@ -248,6 +248,9 @@ def test_every_flag_of_the_launcher_is_known() -> None:
         ("text-generation-launcher --model-id", "--model-id no"),
         ("text-generation-launcher --model_idd x", "text-generation-launcher no --model-idd"),
         ("text-generation-launcher gpt2", "text-generation-launcher no gpt2"),
+        ("text-generation-launcher --hf-model-id gpt2", "text-generation-launcher no flag --hf-model-id"),
+        ("text-generation-launcher --sm-num-gpus 2", "text-generation-launcher no flag --sm-num-gpus"),
+        ("docker run tgi-inference --hf-token a", "text-generation-launcher no flag --hf-token"),
         ("docker run ubuntu", "command no text-generation-inference tgi-inference"),
     ],
 )
