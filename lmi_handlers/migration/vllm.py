@@ -286,6 +286,8 @@ _VARIABLES = {
     "VLLM_API_KEY": Exports("API_KEY", secret=True),
 }
 
+_ONLY_IN_THE_IMAGE = Lacks("only SageMaker's image of vLLM reads it, plain vLLM does not")
+
 _TASKS = {"embed": "text-embedding", "classify": "text-ranking", "score": "text-ranking", "reward": "text-ranking"}
 
 
@@ -300,14 +302,16 @@ def translate_vllm(
     for key, text in VLLM_DEFAULTS.items():
         translation.lines[key] = text, "vllm's default"
     translation.set("tensor_parallel_degree", "1", "vllm's default")
-    is_of_sagemaker = any(name.startswith(SM_VLLM) for name in command.environ)
+    is_of_sagemaker = command.container is not None and any(name.startswith(SM_VLLM) for name in command.environ)
     if is_of_sagemaker:
         translation.set("output_formatter", "sse", "/invocations streams events, as in SageMaker's image of vLLM")
     for name, value in command.environ.items():
-        if name.startswith(SM_VLLM):
+        if not name.startswith(SM_VLLM):
+            translation.add_variable(name, value, _VARIABLES)
+        elif is_of_sagemaker:
             add_variable(translation, name, value)
         else:
-            translation.add_variable(name, value, _VARIABLES)
+            translation.add(_ONLY_IN_THE_IMAGE, name, [value])
     groups: dict[str, dict[str, Any]] = {}
     has_model = False
     for flag, values in read_flags(words, number_of_values, _SHORT):

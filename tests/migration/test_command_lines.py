@@ -92,6 +92,9 @@ VLLM: list[Case] = [
     ("vllm serve m --enable-sleep-mode", (M,), ("--enable-sleep-mode: PUT /models/<model>?min_worker=0",)),
     ("docker run -e SM_VLLM_MODEL=m -e SM_VLLM_SEED=1 -e SM_VLLM_ENABLE_LORA=false a/vllm:1 --seed 2",
      (M, "option.seed=2", EVENTS), ()),
+    *((f"{before} m", (M,), ("SM_VLLM_SEED: only SageMaker's image of vLLM reads it", "lmi serve --model-dir . --port 8000"))
+      for before in ("SM_VLLM_SEED=1 vllm serve", "export SM_VLLM_SEED=1; vllm serve", "env SM_VLLM_SEED=1 vllm serve")),
+    ("SM_VLLM_SEED= SM_VLLM_API_KEY=hf_secret vllm serve m", (M,), ("SM_VLLM_SEED: only", "SM_VLLM_API_KEY: only")),
 ]  # fmt: skip
 
 TGI: list[Case] = [
