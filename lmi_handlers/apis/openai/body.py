@@ -222,6 +222,11 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
         """As in completions, but a tool that must be called takes precedence."""
         if self.offered()[1] in ("none", "auto"):
             return super().constraint_field
+        return self.tools_field
+
+    @property
+    def tools_field(self) -> str:
+        """The field that has the tools."""
         return "tools" if self.functions is None else "functions"
 
     @property
