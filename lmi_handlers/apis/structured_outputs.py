@@ -66,25 +66,38 @@ class Constrained(Protocol):
         """Older form of `grammar`."""
 
 
+def constraint_field(body: Constrained) -> str:
+    """Return the field that constrains the answer. If none does, this is `structured_outputs`."""
+    return next(iter(_given(body)), "structured_outputs")
+
+
 def constraint_of(body: Constrained) -> StructuredOutputs | None:
     """Merge both forms. Returns None if neither is used. Raises `InvalidRequest` with the client's name for the field."""
+    given = _given(body)
+    if not given:
+        return None
+    field, *others = given
+    if others:
+        raise InvalidRequest(f"cannot be combined with {others[0]}", field=field)
+    with aliased(lambda _: field):
+        return given[field].structured_outputs()
+
+
+def _given(body: Constrained) -> dict[str, StructuredOutputsBody]:
+    """Return what each field asks for. An empty `structured_outputs` does not count if there is another field."""
     asked = body.structured_outputs or StructuredOutputsBody()
     older = {
-        "json": body.guided_json,
-        "regex": body.guided_regex,
-        "choice": body.guided_choice,
-        "grammar": body.guided_grammar,
+        "json": StructuredOutputsBody(json=body.guided_json),
+        "regex": StructuredOutputsBody(regex=body.guided_regex),
+        "choice": StructuredOutputsBody(choice=body.guided_choice),
+        "grammar": StructuredOutputsBody(grammar=body.guided_grammar),
     }
-    given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
-    fields = [f"guided_{name}" for name in given]
-    if body.structured_outputs is not None and not (fields and asked.is_empty):
-        fields.append("structured_outputs")
-    if not fields:
-        return None
-    if len(fields) > 1:
-        raise InvalidRequest(f"cannot be combined with {fields[1]}", field=fields[0])
-    with aliased(lambda _: fields[0]):
-        return msgspec.structs.replace(asked, **given).structured_outputs()
+    given = {
+        f"guided_{name}": form for name, form in older.items() if not form.is_empty and getattr(asked, name) is None
+    }
+    if body.structured_outputs is not None and not (given and asked.is_empty):
+        given["structured_outputs"] = asked
+    return given
 
 
 # TGI's grammars, which are accepted in OpenAI's `response_format` too

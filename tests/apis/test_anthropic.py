@@ -418,6 +418,12 @@ def test_fields(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert parse(given).request.sampling_params == SamplingParams(max_tokens=9, **expected)
 
 
+def test_an_engine_error_names_the_field_that_constrains_the_answer() -> None:
+    both = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}, "tools": [TOOL]}
+    assert parse(both).alias("structured_outputs") == "output_config.format"
+    assert parse(both | {"tool_choice": {"type": "any"}}).alias("structured_outputs") == "tools"
+
+
 def test_parallel_calls() -> None:
     for disabled, most in ((None, 8), (False, 8), (True, 1)):
         choice = {"type": "any", "disable_parallel_tool_use": disabled}

@@ -75,6 +75,11 @@ def test_parameters(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert parse(given).request.sampling_params == SamplingParams(**DEFAULTS | expected)
 
 
+def test_an_engine_error_names_the_field_that_constrains_the_answer() -> None:
+    assert parse({"grammar": "root ::= [a]"}).alias("structured_outputs") == "grammar"
+    assert parse({"grammar": "", "json_schema": {}}).alias("structured_outputs") == "json_schema"
+
+
 def content(parsed: Parsed) -> object:
     return parsed.request.prompts[0].content
 

@@ -15,17 +15,22 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
+from lmi_handlers.serving.parsed import Parsed
 
 TENSORRT_LLM = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
 SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}
 
 
-def parse(
+def parsed(
     parameters: dict[str, Any], *, adapter: str | None = None, defaults: dict[str, float] | None = None, **body: Any
-) -> GenerationRequest:
+) -> Parsed:
     data = json.dumps({"inputs": "x", "parameters": parameters} | body).encode()
     dialect = LmiDialect(ServingProperties(), defaults or {})
-    return dialect.parse(Payload(data=data, request_id="r", adapter=adapter)).request
+    return dialect.parse(Payload(data=data, request_id="r", adapter=adapter))
+
+
+def parse(parameters: dict[str, Any], **options: Any) -> GenerationRequest:
+    return parsed(parameters, **options).request
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,19 @@ def test_error_names_the_invalid_structured_output(parameters: dict[str, Any]) -
     with pytest.raises(InvalidRequest) as caught:
         parse(parameters)
     assert str(caught.value).startswith(tuple(f"parameters.{name}" for name in parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"json_object": False}, "guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs"),
+    ],
+)
+def test_an_engine_error_names_the_field_that_constrains_the_answer(parameters: dict[str, Any], field: str) -> None:
+    assert parsed(parameters).alias("structured_outputs") == f"parameters.{field}"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,12 @@ from lmi_handlers.text.infill import FORMATS
 
 BUDGET = Budget.of(ServingProperties())
 USER = {"role": "user", "content": "hi"}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
+TEXT: dict[bool, dict[str, Any]] = {True: {"messages": [USER]}, False: {"prompt": "hi"}}
+"""The prompt of a chat, and of a completion."""
 
 
 def dialect() -> ChatDialect:
@@ -155,6 +160,11 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
             "response_format",
             "cannot be combined with structured_outputs",
         ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {}, "guided_regex": "a"},
+            "response_format",
+            "cannot be combined with guided_regex",
+        ),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_json", "cannot be combined with guided_regex"),
         (
             {"guided_json": {}, "structured_outputs": {"regex": "a"}},
@@ -183,6 +193,50 @@ def test_invalid_fields_of_a_chat(given: dict[str, Any], field: str, message: st
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse({"messages": [USER], **given})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("kind", ["regex", "json_object"])
+def test_an_empty_response_format_is_named(kind: str, chat: bool) -> None:
+    with pytest.raises(InvalidRequest, match="must not be empty") as caught:
+        parse({"response_format": {"type": kind, "value": ""}} | TEXT[chat], chat=chat)
+    assert caught.value.field == "response_format"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"guided_json": {}}, "guided_json"),
+        ({"response_format": {"type": "text"}, "guided_json": {}}, "guided_json"),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"json_object": False}, "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs"),
+        ({}, "structured_outputs"),
+    ],
+)
+def test_an_engine_error_names_the_field_that_constrains_the_answer(
+    given: dict[str, Any], field: str, chat: bool
+) -> None:
+    assert parse(given | TEXT[chat], chat=chat).alias("structured_outputs") == field
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "f"}, "tools"),
+        ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "functions"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "response_format"),
+        ({"functions": [TOOL["function"]]}, "response_format"),
+    ],
+)
+def test_an_engine_error_names_the_tools_if_one_must_be_called(given: dict[str, Any], field: str) -> None:
+    parsed = parse({"messages": [USER], "response_format": {"type": "json_object"}, **given})
+    assert parsed.alias("structured_outputs") == field
 
 
 SOUNDS: list[Any] = [

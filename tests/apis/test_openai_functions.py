@@ -96,6 +96,15 @@ def test_bad_requests(fields: dict[str, Any], field: str) -> None:
     assert raised.value.field == field
 
 
+def test_a_schema_that_is_nested_too_deeply_is_named() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"anyOf": [schema]}
+    with pytest.raises(InvalidRequest, match="too deep") as raised:
+        parse(functions=[TIME, WEATHER | {"parameters": schema}], function_call="required")
+    assert raised.value.field == "functions[1]"
+
+
 def test_templates_see_tool_calls_and_their_results() -> None:
     call = {"name": "get_weather", "arguments": '{"place": "Rome"}'}
     messages = [

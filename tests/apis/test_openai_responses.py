@@ -489,6 +489,34 @@ def test_errors(given: dict[str, Any], field: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}}, "text.format"),
+    ],
+)
+def test_an_error_of_structured_output_next_to_a_format(given: dict[str, Any], field: str) -> None:
+    """The last one cannot be combined with the format."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"text": {"format": {"type": "json_object"}}} | given)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "text"}}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL], "tool_choice": "required"}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
+    ],
+)
+def test_an_engine_error_names_the_field_that_constrains_the_answer(given: dict[str, Any], field: str) -> None:
+    assert parse(given).alias("structured_outputs") == field
+
+
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "prompt", "background"])
 def test_null_is_absent(name: str) -> None:
     assert parse({name: None}).request == parse({}).request

@@ -318,7 +318,7 @@ def test_schema_that_is_nested_too_deeply() -> None:
         schema = {"anyOf": [schema]}
     with pytest.raises(InvalidRequest, match="too deep") as caught:
         parse([OTHER, function("f", parameters=schema)], "required")
-    assert caught.value.field == "tools[1].function"
+    assert caught.value.field == "tools[1]"
 
 
 # Functions without parameters

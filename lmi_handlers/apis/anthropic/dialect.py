@@ -49,7 +49,7 @@ class MessagesDialect(ChatDialect):
         def alias(field: str) -> str:
             return client_name(chat.alias(field))
 
-        with aliased(alias):
+        with aliased(client_name):
             request, options = self.translated(payload, chat, ignored, places)
         formatter = self.formatter(payload, request, options)
         return Parsed(request, formatter, alias, partial(check_length, "messages"), "messages")

@@ -146,6 +146,8 @@ class InfillBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
+        if field == "structured_outputs" and not self.grammar:  # an empty one is none
+            return "json_schema"
         return client_field(self, field)
 
     def _constraint(self) -> StructuredOutputs | None:

@@ -15,7 +15,7 @@ import msgspec
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_json, decode_typed, unknown_names
 from lmi_handlers.apis.parameters import Affects, Param, as_tuple, client_field, sampling_params, values_of
-from lmi_handlers.apis.structured_outputs import CONSTRAINT, StructuredOutputsBody, constraint_of
+from lmi_handlers.apis.structured_outputs import CONSTRAINT, StructuredOutputsBody, constraint_field, constraint_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest, aliased
 from lmi_handlers.core.request import BeamSearchParams, Prompt
@@ -160,7 +160,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name under which the client set a field of `SamplingParams`, with its path in the body."""
         if field == "adapters":
             return field  # next to `parameters`, not in it
-        return f"parameters.{client_field(self, field)}"
+        name = constraint_field(self) if field == "structured_outputs" else client_field(self, field)
+        return f"parameters.{name}"
 
     def _temperature(self, defaults: Mapping[str, float]) -> float:
         if self.do_sample is False or (self.do_sample is None and self.temperature is None):

@@ -13,7 +13,7 @@ import msgspec
 
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import Function, FunctionName, Tool, ToolChoice, check_tools, chosen_tool
-from lmi_handlers.apis.parameters import Affects, Param, client_field, fields_of, sampling_params
+from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
 from lmi_handlers.apis.structured_outputs import (
     CONSTRAINT,
     JsonGrammar,
@@ -21,6 +21,7 @@ from lmi_handlers.apis.structured_outputs import (
     NamedSchema,
     RegexGrammar,
     StructuredOutputsBody,
+    constraint_field,
     constraint_of,
 )
 from lmi_handlers.core.errors import InvalidRequest, aliased
@@ -35,9 +36,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """No constraint."""
-
-    def structured_outputs(self) -> None:
-        """Return None."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
@@ -138,16 +136,18 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the structured output that is asked for, if any. Raises `InvalidRequest`."""
-        asked = None if self.response_format is None else self.response_format.structured_outputs()
         vllms = constraint_of(self)
-        if asked is not None and vllms is not None:
-            other = next(
-                field
-                for field in fields_of(type(self), "structured_outputs")
-                if field != "response_format" and getattr(self, field) is not None
-            )
-            raise InvalidRequest(f"cannot be combined with {other}", field="response_format")
-        return vllms if asked is None else asked
+        if isinstance(self.response_format, TextFormat | None):
+            return vllms
+        if vllms is not None:
+            raise InvalidRequest(f"cannot be combined with {constraint_field(self)}", field="response_format")
+        with aliased(lambda _: "response_format"):
+            return self.response_format.structured_outputs()
+
+    @property
+    def constraint_field(self) -> str:
+        """The field that constrains the answer. If none does, this is `structured_outputs`."""
+        return constraint_field(self) if isinstance(self.response_format, TextFormat | None) else "response_format"
 
     @property
     def include_usage(self) -> bool:
@@ -161,7 +161,12 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
-        return "model" if field == "adapters" else client_field(self, field)
+        match field:
+            case "adapters":
+                return "model"
+            case "structured_outputs":
+                return self.constraint_field
+        return client_field(self, field)
 
     def sampling_params(self, defaults: Mapping[str, object], computed: Mapping[str, object]) -> SamplingParams:
         """Translate. `computed` holds the fields that chat and text completions express differently.
@@ -211,6 +216,18 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
         tools = [Tool(function) for function in self.functions]
         check_tools(tools, "functions")
         return tools, chosen_tool(tools, self.function_call, "function_call")
+
+    @property
+    def constraint_field(self) -> str:
+        """As in completions, but a tool that must be called takes precedence."""
+        if self.offered()[1] in ("none", "auto"):
+            return super().constraint_field
+        return self.tools_field
+
+    @property
+    def tools_field(self) -> str:
+        """The field that has the tools."""
+        return "tools" if self.functions is None else "functions"
 
     @property
     def parallel(self) -> bool:

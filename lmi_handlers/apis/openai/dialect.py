@@ -249,7 +249,7 @@ class ChatDialect(OpenAIDialect):
             form = choose_tool_format(self._facts().chat_template, self._tool_call_parser)
             return asked, partial(TaggedCallParser, form, schemas)
         if choice == "required":
-            return calls_of(tools, parallel=body.parallel), CallListParser
+            return calls_of(tools, body.tools_field, parallel=body.parallel), CallListParser
         return call_of(tools, choice), partial(NamedCallParser, choice)
 
     def _reasoning(self) -> ReasoningFormat | None:

@@ -52,7 +52,7 @@ class ResponseDialect(ChatDialect):
         def alias(field: str) -> str:
             return client_name(chat.alias(field))
 
-        with aliased(alias):
+        with aliased(client_name):
             request, options = self.translated(payload, chat, ignored, places)
         request = self._truncated(request, body)
         kind = ResponseSseFormatter if request.stream else ResponseJsonFormatter

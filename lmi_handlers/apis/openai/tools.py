@@ -101,10 +101,10 @@ def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
     return StructuredOutputs(json=msgspec.json.encode(tool.function.schema).decode())
 
 
-def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
+def calls_of(tools: list[Tool], field: str, *, parallel: bool) -> StructuredOutputs:
     """Constrain the text to `[{"name": .., "arguments": {..}}, ..]`: a call to any tool, or with `parallel` several.
 
-    `MAX_CALLS` is the limit. Raises `InvalidRequest` if a schema is nested too deeply.
+    `MAX_CALLS` is the limit. Raises `InvalidRequest`, which names a place in `field`, if a schema is nested too deeply.
     """
     definitions: dict[str, object] = {}
     calls = []
@@ -113,7 +113,7 @@ def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
         try:
             definitions[str(position)] = _moved(tool.function.schema, place)
         except RecursionError as error:
-            raise InvalidRequest("the schema is nested too deeply", field=f"tools[{position}].function") from error
+            raise InvalidRequest("the schema is nested too deeply", field=f"{field}[{position}]") from error
         calls.append(
             {
                 "type": "object",
