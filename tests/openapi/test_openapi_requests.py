@@ -111,7 +111,7 @@ SAID_ELSEWHERE = {
     "messages: must not be empty": "Anthropic's messages of hidden thoughts alone count for nothing",
     "session not found": "which sessions there are is the server's to say",
     "grammar is not valid": "which schemas there are is more than a schema says",
-    "structured_outputs: json must not be empty": "the same",
+    "response_format: (json|regex) must not be empty": "the same",
     r"(prompts?|inputs?)(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
     "must be at most one system message, then": "between messages",
     "must be token ids or a list of prompts": "a list is of one kind",
