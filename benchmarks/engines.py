@@ -155,8 +155,7 @@ def _take_turns(
 ) -> dict[str, float]:
     """Return tokens per second: medians over up to `ROUNDS` rounds. Every prompt is used only once.
 
-    Each turn begins with a short load that is not timed: a single stream is slowed by up to a tenth by the engine whose turn
-    was before.
+    Each turn begins with a short load that is not timed.
     An engine that fails is left out from then on, unless it is one of `never_fail`.
     """
     model = default_model()

@@ -86,7 +86,7 @@ def compile_model(ir_file: Path, properties: dict[str, str]) -> Parts:
     names = _keep_angles(model)
     body = core.compile_model(model, "CPU", properties)
     if _rounds(body, names):
-        raise RuntimeError("OpenVINO would round the angles of positions to bfloat16")
+        raise RuntimeError("OpenVINO may round the angles of positions to bfloat16")
     return body, core.compile_model(head, "CPU", properties | {"INFERENCE_PRECISION_HINT": "f32"})
 
 
@@ -143,10 +143,17 @@ def _keep_angles(model: openvino.Model) -> set[str]:
 
 
 def _rounds(compiled: openvino.CompiledModel, names: set[str]) -> bool:
-    """Tell whether layers with these names, or what they are computed from, are in bfloat16."""
-    waiting = [layer for layer in compiled.get_runtime_model().get_ops() if layer.get_friendly_name() in names]
+    """Tell whether layers with these names, or what they are computed from, are in bfloat16, or cannot be found."""
+    found = {layer.get_friendly_name(): layer for layer in compiled.get_runtime_model().get_ops()}
+    waiting = [found[name] for name in names & found.keys()]
+    if names and not waiting:
+        return True
+    seen: set[str] = set()
     while waiting:
         layer = waiting.pop()
+        if layer.get_friendly_name() in seen:
+            continue
+        seen.add(layer.get_friendly_name())
         if "bf16" in layer.get_rt_info()["outputPrecisions"].value:
             return True
         waiting += [value.get_node() for value in layer.input_values()]

@@ -146,7 +146,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise QueueFull(f"the session cannot be kept: {error.strerror}", code="session_not_kept") from error
+        raise QueueFull(f"the session cannot be read or kept: {error.strerror}", code="session_not_kept") from error
 
 
 def _expires(path: Path) -> float:

@@ -129,7 +129,7 @@ def test_angles_of_positions_are_not_rounded(tmp_path: Path, monkeypatch: pytest
             patch.setattr(openvino_runner, "_step_inputs", with_shifted_positions)
             shifted = OpenVinoRunner(again(), 2, again).forward([SequenceChunk(sequence, 0, tokens, 60)])
         assert np.linalg.norm(shifted - logits) < 0.1 * np.linalg.norm(logits)
-        with monkeypatch.context() as patch, raises(RuntimeError, "OpenVINO would round angles positions bfloat16"):
+        with monkeypatch.context() as patch, raises(RuntimeError, "OpenVINO may round angles positions bfloat16"):
             patch.setattr(openvino_model, "_keep_angles", names_of_waves)
             again()
 

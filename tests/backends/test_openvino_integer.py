@@ -496,6 +496,13 @@ def test_logits_are_not_rounded(integers: Path) -> None:
 
 
 @pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
+def test_angles_that_are_not_found_count_as_rounded(integers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_keep_angles", lambda model: {"fused"})
+    with pytest.raises(RuntimeError, match="angles"):
+        compile_model(integers, INTEGER_AND_BFLOAT16)
+
+
+@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs instructions for bfloat16")
 def test_steps_of_a_model_in_two_parts(integers: Path) -> None:
     """They have more, fewer or no logits, one after the other, and go on after a failure of either part."""
     tokens = [3 + number * number % 9 for number in range(60)]
